@@ -1,0 +1,1 @@
+"""The command `undertow`, one file per subcommand."""

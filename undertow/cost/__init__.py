@@ -1,0 +1,1 @@
+"""What things cost: a description in, nanoseconds out, with the source that answered."""

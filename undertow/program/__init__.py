@@ -1,0 +1,1 @@
+"""What runs, how long it takes and how much memory it needs: the model everything else stands on."""

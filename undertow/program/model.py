@@ -1,0 +1,254 @@
+"""What runs: tasks, buffers, hazards and streams, as plain immutable data.
+
+A Program is one rank's step in the order in which it was captured; that order is always legal. Nothing
+here knows torch or prices: a task carries its `ns` once somebody (the builder's caller, or
+`undertow.cost`) has filled it in, and a description from which that can be done again for another
+machine. Tasks, buffers and streams refer to each other by index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+COMPUTE_STREAM = 0
+"""Index of the stream that compute tasks run on; starts and waits are placed relative to it."""
+HOST_STREAM = 1
+"""Index of the pseudo stream of the host; process groups have the indices from 2 on."""
+
+
+class Kind(StrEnum):
+    """What the host launches."""
+
+    COMPUTE = "compute"  # runs on the compute stream
+    START = "start"  # an asynchronous collective, on its process group's stream
+    WAIT = "wait"  # the compute stream blocks until that collective is done
+    VIEW = "view"  # no time, no memory
+    HOST = "host"  # runs on the host and blocks it (reading a value back, for example)
+
+
+class Lifetime(StrEnum):
+    """Who allocates a buffer and who frees it."""
+
+    INPUT = "input"  # there before and after: not ours to free
+    DONATED = "donated"  # there before, ours to free after its last use (a saved activation)
+    INTERMEDIATE = "intermediate"  # ours from its first write to its last use
+    OUTPUT = "output"  # ours from its first write, never freed
+
+
+class HazardKind(StrEnum):
+    """Why one task must come before another. Only POLICY is ours to drop."""
+
+    RAW = "RAW"
+    WAR = "WAR"
+    WAW = "WAW"
+    POLICY = "POLICY"
+
+
+class CollectiveKind(StrEnum):
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    SEND = "send"
+    RECV = "recv"
+
+
+class OpClass(StrEnum):
+    """Classes of compute that reach different shares of a device's peak."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    CONVOLUTION = "convolution"
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    COPY = "copy"
+    GATHER = "gather"  # indexed access: embedding, gather, scatter, index_put
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Description of a compute task: what must be known to price it on any device."""
+
+    op: str  # the operation's own name, as a profile would show it: "aten.mm"
+    op_class: OpClass
+    flops: int = 0
+    nbytes_read: int = 0
+    nbytes_written: int = 0
+    dtype: str = "float32"  # of the arithmetic, torch's spelling without the prefix
+    shape: tuple[int, ...] = ()  # matmul: (batch, m, n, k); else the shape of the first output
+    inputs: tuple[tuple[int, ...], ...] = ()  # shapes of the tensor arguments, to look up a profile
+
+    @property
+    def nbytes(self) -> int:
+        return self.nbytes_read + self.nbytes_written
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Description of a collective; its ranks are those of the stream that its start runs on."""
+
+    kind: CollectiveKind
+    nbytes: int | None  # of the input on one rank: a gather's shard, a scatter's whole tensor
+    dtype: str = "float32"
+    reduce_op: str = ""  # "sum", "avg", ...; empty where nothing is reduced
+    peer: int | None = None  # send and recv: the other rank
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes with a lifetime. Aliases and views of one storage are one buffer."""
+
+    name: str
+    nbytes: int
+    lifetime: Lifetime = Lifetime.INTERMEDIATE
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A FIFO of tasks: the compute stream, the host, or one process group.
+
+    `links` names the links this group's traffic loads and has to share with other groups that name
+    them too; a link that is not shared is not named.
+    """
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing the host launches."""
+
+    name: str
+    kind: Kind
+    stream: int = COMPUTE_STREAM
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    ns: int = 0  # unloaded duration; 0 for waits and views
+    start: int = -1  # of a wait: the index of the start it waits for
+    load_permille: int = 1000  # of a start: share of its links' bandwidth that it uses while it runs
+    work: Work | Collective | None = None
+    module: str = ""  # path of the module it comes from
+    priced_by: str = ""  # which source of costs filled `ns`
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """`src` must come before `dst`; `buffer` is what they conflict on, -1 where it is no buffer."""
+
+    src: int
+    dst: int
+    kind: HazardKind
+    buffer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the simulator must know of the device beyond the tasks' own durations."""
+
+    launch_ns: int = 0  # host time to launch one task
+    compute_slowdown_permille: int = 1000  # duration of compute while a collective runs
+    communication_slowdown_permille: int = 1000  # duration of a collective while compute runs
+
+
+@dataclass(frozen=True)
+class Program:
+    """Tasks in captured order, the buffers they touch, the hazards between them, their streams."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    buffers: tuple[Buffer, ...]
+    streams: tuple[Stream, ...]
+    hazards: tuple[Hazard, ...]  # sorted by (dst, src, kind); every src < dst
+    machine: Machine = field(default_factory=Machine)
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Task name -> task index."""
+        return {task.name: i for i, task in enumerate(self.tasks)}
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The collectives, by the index of their start, in captured order."""
+        return tuple(i for i, task in enumerate(self.tasks) if task.kind is Kind.START)
+
+    @cached_property
+    def waits_of(self) -> dict[int, tuple[int, ...]]:
+        """Start -> its waits in captured order; the first of them releases its buffers."""
+        waits: dict[int, list[int]] = {start: [] for start in self.starts}
+        for i, task in enumerate(self.tasks):
+            if task.kind is Kind.WAIT:
+                waits[task.start].append(i)
+        return {start: tuple(found) for start, found in waits.items()}
+
+    @cached_property
+    def touches(self) -> tuple[tuple[int, ...], ...]:
+        """Per task, the buffers that must be alive while it runs.
+
+        A collective works on its buffers until somebody waits for it, so the first wait touches all
+        that its start touches.
+        """
+        touched = [tuple(dict.fromkeys(task.reads + task.writes)) for task in self.tasks]
+        for start, waits in self.waits_of.items():
+            if waits:
+                touched[waits[0]] = tuple(dict.fromkeys(touched[waits[0]] + touched[start]))
+        return tuple(touched)
+
+    @cached_property
+    def held_to_end(self) -> frozenset[int]:
+        """Buffers of collectives that nobody waits for: alive until the step ends."""
+        return frozenset(
+            buffer
+            for start, waits in self.waits_of.items()
+            if not waits
+            for buffer in self.touches[start]
+        )
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        """Per task, the tasks that must come before it (each once, ascending)."""
+        before: list[list[int]] = [[] for _ in self.tasks]
+        for hazard in self.hazards:
+            known = before[hazard.dst]
+            if not known or known[-1] != hazard.src:
+                known.append(hazard.src)
+        return tuple(map(tuple, before))
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """Per task, the tasks that must come after it (each once, ascending)."""
+        after: list[list[int]] = [[] for _ in self.tasks]
+        for dst, sources in enumerate(self.predecessors):
+            for src in sources:
+                after[src].append(dst)
+        return tuple(map(tuple, after))
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A permutation of a Program's tasks; `undertow.program.verify` says whether it is legal."""
+
+    tasks: tuple[int, ...]
+
+    @staticmethod
+    def captured(program: Program) -> Order:
+        return Order(tuple(range(len(program))))
+
+    def positions(self) -> IntArray:
+        """Task -> its place in this order."""
+        places = np.empty(len(self.tasks), dtype=np.int64)
+        places[np.asarray(self.tasks, dtype=np.int64)] = np.arange(len(self.tasks))
+        return places

@@ -1,0 +1,1 @@
+"""Timelines and costs for readers: text, Perfetto traces and JSON."""
