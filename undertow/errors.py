@@ -1,8 +1,8 @@
 """The few error types that undertow raises.
 
-Each is raised where the cause is known and carries a sentence that says what was wrong and, where we
-can tell, what to do about it. The command line prints that sentence alone; no traceback is needed to
-understand it.
+Each is raised where the cause is known and carries a sentence that says what was wrong and, where
+we can tell, what to do about it. The command line prints that sentence alone; no traceback is
+needed to understand it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading and writing quantities: bytes and times, as people write them.
 
-Sizes are exact integers of bytes and times integers of nanoseconds everywhere inside undertow; these
-functions are the only place where text becomes either.
+Sizes are exact integers of bytes and times integers of nanoseconds everywhere inside undertow;
+these functions are the only place where text becomes either.
 """
 
 from __future__ import annotations
@@ -83,5 +83,4 @@ def format_ns(ns: int) -> str:
 
 
 def _figures(value: float) -> str:
-    text = f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
-    return text
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -1,7 +1,7 @@
 """What runs: tasks, buffers, hazards and streams, as plain immutable data.
 
-A Program is one rank's step in the order in which it was captured; that order is always legal. Nothing
-here knows torch or prices: a task carries its `ns` once somebody (the builder's caller, or
+A Program is one rank's step in the order in which it was captured; that order is always legal.
+Nothing here knows torch or prices: a task carries its `ns` once somebody (the builder's caller, or
 `undertow.cost`) has filled it in, and a description from which that can be done again for another
 machine. Tasks, buffers and streams refer to each other by index.
 """
@@ -136,7 +136,9 @@ class Task:
     writes: tuple[int, ...] = ()
     ns: int = 0  # unloaded duration; 0 for waits and views
     start: int = -1  # of a wait: the index of the start it waits for
-    load_permille: int = 1000  # of a start: share of its links' bandwidth that it uses while it runs
+    load_permille: int = (
+        1000  # of a start: share of its links' bandwidth that it uses while it runs
+    )
     work: Work | Collective | None = None
     module: str = ""  # path of the module it comes from
     priced_by: str = ""  # which source of costs filled `ns`

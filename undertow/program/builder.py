@@ -1,0 +1,410 @@
+"""Builds a Program task by task, in captured order, and refuses what makes no sense.
+
+The builder derives every true hazard from what tasks read and write. An asynchronous collective
+reads its input and writes its output until somebody waits for it, so whoever overwrites the input
+later depends on the *wait*, and touching either in between is a race that is rejected here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from undertow.errors import ProgramError, unknown_name
+from undertow.program.model import (
+    COMPUTE_STREAM,
+    HOST_STREAM,
+    Buffer,
+    Collective,
+    Hazard,
+    HazardKind,
+    Kind,
+    Lifetime,
+    Machine,
+    Program,
+    Stream,
+    Task,
+    Work,
+)
+
+Ref = int | str
+"""A task, buffer or group by its index or its name."""
+
+# A pair of tasks keeps one hazard, the strongest: a true one can never hide behind a policy.
+_STRENGTH = {HazardKind.RAW: 3, HazardKind.WAW: 2, HazardKind.WAR: 1, HazardKind.POLICY: 0}
+_THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
+
+
+@dataclass(slots=True)
+class _Access:
+    """Who touched a buffer last, as far as the program is built."""
+
+    writer: int = -1
+    readers: list[int] = field(default_factory=list)  # since that write; views read no data
+    sent_by: list[int] = field(default_factory=list)  # starts in flight that read it
+    filled_by: int = -1  # start in flight that writes it
+
+
+class ProgramBuilder:
+    """Collects buffers, groups and tasks; `build` gives the Program.
+
+    >>> b = ProgramBuilder("example")
+    >>> dp = b.group("dp", ranks=range(8))
+    >>> shard, full = b.input("shard", 1 << 20), b.buffer("full", 8 << 20)
+    >>> gather = b.start("gather", dp, reads=[shard], writes=[full], ns=50_000)
+    >>> _ = b.wait("gather_wait", gather)
+    >>> _ = b.compute("matmul", reads=[full], ns=90_000)
+    >>> [hazard.kind.value for hazard in b.build().hazards]
+    ['RAW', 'RAW']
+    """
+
+    def __init__(self, name: str = "program", machine: Machine | None = None) -> None:
+        self.name = name
+        self.machine = machine or Machine()
+        self._check_machine()
+        self._tasks: list[Task] = []
+        self._buffers: list[Buffer] = []
+        self._streams: list[Stream] = [Stream("compute"), Stream("host")]
+        self._task_index: dict[str, int] = {}
+        self._buffer_index: dict[str, int] = {}
+        self._stream_index: dict[str, int] = {}
+        self._access: list[_Access] = []
+        self._released: set[int] = set()  # starts that have been waited for
+        self._hazards: list[Hazard] = []
+        self._policies: list[tuple[Ref, Ref]] = []
+
+    # -- declarations ---------------------------------------------------------------------------
+
+    def group(self, name: str, ranks: Iterable[int] = (), links: Iterable[str] = ()) -> int:
+        """A process group, with a stream of its own."""
+        if name in self._stream_index or name in ("compute", "host"):
+            raise ProgramError(
+                f"there are two streams called {name!r}; give each group its own name"
+            )
+        members = tuple(ranks)
+        if len(set(members)) != len(members) or any(rank < 0 for rank in members):
+            raise ProgramError(f"the ranks of group {name!r} must be distinct and not negative")
+        self._streams.append(Stream(name, members, tuple(links)))
+        self._stream_index[name] = len(self._streams) - 1
+        return len(self._streams) - 1
+
+    def buffer(self, name: str, nbytes: int, lifetime: Lifetime = Lifetime.INTERMEDIATE) -> int:
+        if name in self._buffer_index:
+            raise ProgramError(f"there are two buffers called {name!r}; names must be unique")
+        if nbytes < 0:
+            raise ProgramError(f"buffer {name!r} has {nbytes} bytes; a size cannot be negative")
+        self._buffers.append(Buffer(name, nbytes, lifetime))
+        self._access.append(_Access())
+        self._buffer_index[name] = len(self._buffers) - 1
+        return len(self._buffers) - 1
+
+    def input(self, name: str, nbytes: int) -> int:
+        return self.buffer(name, nbytes, Lifetime.INPUT)
+
+    def output(self, name: str, nbytes: int) -> int:
+        return self.buffer(name, nbytes, Lifetime.OUTPUT)
+
+    # -- tasks ------------------------------------------------------------------------------------
+
+    def compute(
+        self,
+        name: str,
+        *,
+        reads: Iterable[Ref] = (),
+        writes: Iterable[Ref] = (),
+        ns: int = 0,
+        work: Work | None = None,
+        after: Iterable[Ref] = (),
+        module: str = "",
+    ) -> int:
+        """A task on the compute stream. `after` adds data dependencies that go through no
+        buffer."""
+        task = Task(
+            name,
+            Kind.COMPUTE,
+            COMPUTE_STREAM,
+            self._buffer_refs(name, reads),
+            self._buffer_refs(name, writes),
+            ns,
+            work=work,
+            module=module,
+        )
+        return self._add(task, after)
+
+    def start(
+        self,
+        name: str,
+        group: Ref,
+        *,
+        reads: Iterable[Ref] = (),
+        writes: Iterable[Ref] = (),
+        ns: int = 0,
+        work: Collective | None = None,
+        load_permille: int = 1000,
+        after: Iterable[Ref] = (),
+        module: str = "",
+    ) -> int:
+        """The start of an asynchronous collective on `group`'s stream."""
+        if not 0 <= load_permille <= 1000:
+            raise ProgramError(f"start {name!r}: load_permille must be between 0 and 1000")
+        task = Task(
+            name,
+            Kind.START,
+            self._group_ref(name, group),
+            self._buffer_refs(name, reads),
+            self._buffer_refs(name, writes),
+            ns,
+            load_permille=load_permille,
+            work=work,
+            module=module,
+        )
+        return self._add(task, after)
+
+    def wait(
+        self,
+        name: str,
+        start: Ref,
+        *,
+        writes: Iterable[Ref] | None = None,
+        after: Iterable[Ref] = (),
+        module: str = "",
+    ) -> int:
+        """The compute stream waits for `start`; what that start writes (or `writes` of it) is valid
+        from here on. A collective may have several waits; the first releases its buffers."""
+        index = self._start_ref(name, start)
+        made = self._tasks[index].writes
+        valid = made if writes is None else self._buffer_refs(name, writes)
+        for buffer in valid:
+            if buffer not in made:
+                raise ProgramError(
+                    f"wait {name!r} makes buffer {self._buffers[buffer].name!r} valid, which its "
+                    f"start {self._tasks[index].name!r} does not write"
+                )
+        task = Task(name, Kind.WAIT, COMPUTE_STREAM, (), valid, start=index, module=module)
+        return self._add(task, after)
+
+    def view(
+        self, name: str, *, reads: Iterable[Ref], after: Iterable[Ref] = (), module: str = ""
+    ) -> int:
+        """A new name for bytes that are there: no time and no memory. Readers of the view read the
+        same buffer and come `after` it."""
+        refs = self._buffer_refs(name, reads)
+        return self._add(Task(name, Kind.VIEW, COMPUTE_STREAM, refs, module=module), after)
+
+    def host(
+        self,
+        name: str,
+        *,
+        reads: Iterable[Ref] = (),
+        writes: Iterable[Ref] = (),
+        ns: int = 0,
+        after: Iterable[Ref] = (),
+        module: str = "",
+    ) -> int:
+        """Work of the host itself; it blocks the host until its predecessors and it are done."""
+        task = Task(
+            name,
+            Kind.HOST,
+            HOST_STREAM,
+            self._buffer_refs(name, reads),
+            self._buffer_refs(name, writes),
+            ns,
+            module=module,
+        )
+        return self._add(task, after)
+
+    def policy(self, src: Ref, dst: Ref) -> None:
+        """An order that we choose: `src` before `dst`. Either may be added later."""
+        self._policies.append((src, dst))
+
+    # -- the Program -------------------------------------------------------------------------------
+
+    def build(self) -> Program:
+        for buffer, access in zip(self._buffers, self._access, strict=True):
+            if buffer.lifetime is Lifetime.OUTPUT and access.writer < 0:
+                raise ProgramError(f"output buffer {buffer.name!r} is never written by any task")
+        policies = [
+            (self._task_ref("a policy", s), self._task_ref("a policy", d))
+            for s, d in self._policies
+        ]
+        for src, dst in policies:
+            self._check_policy(src, dst, policies)
+        strongest: dict[tuple[int, int], Hazard] = {
+            (hazard.dst, hazard.src): hazard for hazard in self._hazards
+        }
+        for src, dst in policies:
+            strongest.setdefault((dst, src), Hazard(src, dst, HazardKind.POLICY))
+        return Program(
+            self.name,
+            tuple(self._tasks),
+            tuple(self._buffers),
+            tuple(self._streams),
+            tuple(strongest[key] for key in sorted(strongest)),
+            self.machine,
+        )
+
+    def _add(self, task: Task, after: Iterable[Ref]) -> int:
+        if task.name in self._task_index:
+            raise ProgramError(f"there are two tasks called {task.name!r}; names must be unique")
+        if task.ns < 0:
+            raise ProgramError(f"task {task.name!r} takes {task.ns} ns; a time cannot be negative")
+        index = len(self._tasks)
+        found: dict[int, Hazard] = {}
+        for ref in after:
+            src = self._task_ref(f"task {task.name!r}", ref)
+            _keep_strongest(found, Hazard(src, index, HazardKind.RAW))
+        self._read(task, index, found)
+        self._write(task, index, found)
+        if task.kind is Kind.START:
+            self._send(task, index)
+        elif task.kind is Kind.WAIT:
+            self._release(task, index, found)
+        self._hazards.extend(found[src] for src in sorted(found))
+        self._tasks.append(task)
+        self._task_index[task.name] = index
+        return index
+
+    def _read(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
+        for buffer in task.reads:
+            access = self._access[buffer]
+            if access.writer < 0 and self._buffers[buffer].lifetime not in _THERE_BEFORE:
+                raise ProgramError(
+                    f"task {task.name!r} reads buffer {self._buffers[buffer].name!r} before any "
+                    "task has written it; declare it as an input or write it first"
+                )
+            if task.kind is not Kind.VIEW:
+                if access.filled_by >= 0:
+                    raise self._race(task, "reads", buffer, access.filled_by, "writes")
+                access.readers.append(index)
+            if access.writer >= 0:
+                _keep_strongest(found, Hazard(access.writer, index, HazardKind.RAW, buffer))
+
+    def _write(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
+        for buffer in task.writes:
+            access = self._access[buffer]
+            if access.filled_by >= 0 and access.filled_by != task.start:
+                raise self._race(task, "writes", buffer, access.filled_by, "writes")
+            others = [start for start in access.sent_by if start != task.start]
+            if others:
+                raise self._race(task, "writes", buffer, others[0], "reads")
+            if access.writer >= 0:
+                _keep_strongest(found, Hazard(access.writer, index, HazardKind.WAW, buffer))
+            for reader in access.readers:
+                if reader != index:
+                    _keep_strongest(found, Hazard(reader, index, HazardKind.WAR, buffer))
+            access.writer = index
+            access.readers.clear()
+
+    def _send(self, task: Task, index: int) -> None:
+        for buffer in task.reads:
+            self._access[buffer].sent_by.append(index)
+        for buffer in task.writes:
+            self._access[buffer].filled_by = index
+
+    def _release(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
+        """After its first wait a collective holds nothing; later writers depend on that wait."""
+        _keep_strongest(found, Hazard(task.start, index, HazardKind.RAW))
+        start = self._tasks[task.start]
+        for buffer in task.writes:
+            self._access[buffer].filled_by = -1
+        if task.start in self._released:
+            return
+        self._released.add(task.start)
+        for buffer in start.reads:
+            access = self._access[buffer]
+            access.sent_by.remove(task.start)
+            if buffer not in task.writes:
+                access.readers.append(index)
+
+    def _race(self, task: Task, does: str, buffer: int, start: int, while_it: str) -> ProgramError:
+        return ProgramError(
+            f"task {task.name!r} {does} buffer {self._buffers[buffer].name!r} while collective "
+            f"{self._tasks[start].name!r} still {while_it} it; wait for the collective first"
+        )
+
+    def _check_policy(self, src: int, dst: int, policies: Sequence[tuple[int, int]]) -> None:
+        """Captured order must obey every policy; say whether one contradicts it or closes a
+        cycle."""
+        if src < dst:
+            return
+        names = self._tasks[src].name, self._tasks[dst].name
+        if src == dst or src in self._reachable(dst, policies):
+            raise ProgramError(
+                f"the policy that task {names[0]!r} comes before {names[1]!r} closes a cycle: "
+                f"{names[0]!r} already depends on {names[1]!r}"
+            )
+        raise ProgramError(
+            f"the policy that task {names[0]!r} comes before {names[1]!r} contradicts the order in "
+            "which the tasks were added; add them in an order that obeys it"
+        )
+
+    def _reachable(self, task: int, policies: Sequence[tuple[int, int]]) -> set[int]:
+        after: dict[int, list[int]] = {}
+        for hazard in self._hazards:
+            after.setdefault(hazard.src, []).append(hazard.dst)
+        for src, dst in policies:
+            after.setdefault(src, []).append(dst)
+        reached, todo = {task}, [task]
+        while todo:
+            for successor in after.get(todo.pop(), ()):
+                if successor not in reached:
+                    reached.add(successor)
+                    todo.append(successor)
+        return reached
+
+    # -- references ----------------------------------------------------------------------------
+
+    def _buffer_refs(self, task: str, refs: Iterable[Ref]) -> tuple[int, ...]:
+        return tuple(
+            dict.fromkeys(
+                self._resolve(
+                    ref, self._buffer_index, len(self._buffers), f"task {task!r}", "buffer"
+                )
+                for ref in refs
+            )
+        )
+
+    def _task_ref(self, who: str, ref: Ref) -> int:
+        return self._resolve(ref, self._task_index, len(self._tasks), who, "task")
+
+    def _group_ref(self, task: str, ref: Ref) -> int:
+        who = f"start {task!r}"
+        index = self._resolve(ref, self._stream_index, len(self._streams), who, "group")
+        if index <= HOST_STREAM:
+            raise ProgramError(f"{who} must run on a process group, not on the compute stream")
+        return index
+
+    def _start_ref(self, wait: str, ref: Ref) -> int:
+        index = self._resolve(
+            ref, self._task_index, len(self._tasks), f"wait {wait!r} has no start:", "task"
+        )
+        if self._tasks[index].kind is not Kind.START:
+            raise ProgramError(
+                f"wait {wait!r} has no start: task {self._tasks[index].name!r} is a "
+                f"{self._tasks[index].kind} task, not the start of a collective"
+            )
+        return index
+
+    @staticmethod
+    def _resolve(ref: Ref, names: dict[str, int], count: int, who: str, what: str) -> int:
+        if isinstance(ref, str):
+            if ref not in names:
+                raise ProgramError(f"{who} names an {unknown_name(what, ref, names)}")
+            return names[ref]
+        if not 0 <= ref < count:
+            raise ProgramError(f"{who} names {what} number {ref}, but there are only {count}")
+        return ref
+
+    def _check_machine(self) -> None:
+        machine = self.machine
+        if machine.launch_ns < 0:
+            raise ProgramError("the launch cost of a machine cannot be negative")
+        slowdowns = (machine.compute_slowdown_permille, machine.communication_slowdown_permille)
+        if min(slowdowns) < 1000:
+            raise ProgramError("a slowdown is at least 1000 permille: contention never speeds up")
+
+
+def _keep_strongest(found: dict[int, Hazard], hazard: Hazard) -> None:
+    known = found.get(hazard.src)
+    if known is None or _STRENGTH[hazard.kind] > _STRENGTH[known.kind]:
+        found[hazard.src] = hazard

@@ -1,0 +1,306 @@
+"""Checks an order against its Program, trusting neither the builder's hazards nor the schedulers.
+
+Beside the recorded hazards it replays the captured order and the order in question and compares
+what every task *sees*: which write of each buffer it reads, and that nothing touches a buffer while
+a collective works on it. So a pass that loses a hazard, or a hazard that was never derived, is
+found. Runs after every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+
+from undertow.errors import OrderError
+from undertow.program.memory import liveness
+from undertow.program.model import Kind, Lifetime, Order, Program
+from undertow.units import format_nbytes
+
+_SHOWN = 5
+
+
+class Rule(StrEnum):
+    """What an order can break."""
+
+    PERMUTATION = "permutation"  # every task exactly once
+    HAZARD = "hazard"  # a recorded hazard points backwards
+    VALUE = "value"  # a task sees another write than in the captured order
+    IN_FLIGHT = "in flight"  # a buffer is touched while a collective works on it
+    STREAM = "stream"  # a group's collectives in another sequence than agreed
+    LIFETIME = "lifetime"  # a buffer is touched outside the lifetime that memory is counted by
+    MEMORY = "memory"  # the peak exceeds the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    rule: Rule
+    task: int  # -1 where no single task is at fault
+    message: str
+
+
+def verify(
+    program: Program,
+    order: Order,
+    *,
+    sequences: Mapping[str, Sequence[str]] | None = None,
+    peak_nbytes: int | None = None,
+) -> None:
+    """Raise OrderError, naming the tasks at fault, unless `order` is legal for `program`.
+
+    `sequences` fixes the sequence of starts on each group named in it (what ranks agreed on);
+    `peak_nbytes` is a memory limit that the order must keep.
+    """
+    found = find_violations(
+        program, order, sequences=sequences, peak_nbytes=peak_nbytes, limit=_SHOWN
+    )
+    if found:
+        lines = "\n".join(f"  {violation.message}" for violation in found)
+        raise OrderError(f"the order is not legal for program {program.name!r}:\n{lines}")
+
+
+def find_violations(
+    program: Program,
+    order: Order,
+    *,
+    sequences: Mapping[str, Sequence[str]] | None = None,
+    peak_nbytes: int | None = None,
+    limit: int = 100,
+) -> list[Violation]:
+    """Everything that is wrong with `order`, up to `limit` findings; empty if it is legal."""
+    found = list(islice(_check_permutation(program, order), limit))
+    if found:
+        return found  # nothing else means anything
+
+    def findings() -> Iterator[Violation]:
+        yield from _check_hazards(program, order)
+        yield from _check_values(program, order)
+        yield from _check_in_flight(program, order)
+        yield from _check_sequences(program, order, sequences or {})
+        yield from _check_lifetimes(program, order, peak_nbytes)
+
+    return list(islice(findings(), limit))
+
+
+def stream_sequences(program: Program, order: Order) -> dict[str, tuple[str, ...]]:
+    """Per process group, the names of its starts in the sequence in which `order` issues them."""
+    sequences: dict[str, list[str]] = {stream.name: [] for stream in program.streams[2:]}
+    for i in order.tasks:
+        task = program.tasks[i]
+        if task.kind is Kind.START:
+            sequences[program.streams[task.stream].name].append(task.name)
+    return {name: tuple(starts) for name, starts in sequences.items()}
+
+
+def _check_permutation(program: Program, order: Order) -> Iterator[Violation]:
+    seen = [False] * len(program)
+    for i in order.tasks:
+        if not 0 <= i < len(program):
+            yield Violation(Rule.PERMUTATION, -1, f"there is no task number {i}")
+        elif seen[i]:
+            name = program.tasks[i].name
+            yield Violation(Rule.PERMUTATION, i, f"task {name!r} is in the order twice")
+        else:
+            seen[i] = True
+    for i, there in enumerate(seen):
+        if not there:
+            name = program.tasks[i].name
+            yield Violation(Rule.PERMUTATION, i, f"task {name!r} is missing from the order")
+
+
+def _check_hazards(program: Program, order: Order) -> Iterator[Violation]:
+    place: list[int] = order.positions().tolist()
+    for hazard in program.hazards:
+        if place[hazard.src] > place[hazard.dst]:
+            src, dst = program.tasks[hazard.src].name, program.tasks[hazard.dst].name
+            on = f" on buffer {program.buffers[hazard.buffer].name!r}" if hazard.buffer >= 0 else ""
+            yield Violation(
+                Rule.HAZARD,
+                hazard.dst,
+                f"task {dst!r} is placed before {src!r}, which must come first ({hazard.kind}{on})",
+            )
+
+
+def _seen_writes(program: Program, order: Order) -> list[list[int]]:
+    """Per task, the last writer of each buffer it reads and of each it writes, -1 for none.
+
+    Views read no data. A wait makes its start's write valid: it sees that start's write and leaves
+    it in place. A write counts as one that sees what was there, since it may cover only a part.
+    """
+    writer = [-1] * len(program.buffers)
+    seen: list[list[int]] = [[] for _ in program.tasks]
+    for i in order.tasks:
+        task = program.tasks[i]
+        if task.kind is Kind.VIEW:
+            continue
+        seen[i] = [writer[buffer] for buffer in task.reads + task.writes]
+        if task.kind is not Kind.WAIT:
+            for buffer in task.writes:
+                writer[buffer] = i
+    return seen
+
+
+def _check_values(program: Program, order: Order) -> Iterator[Violation]:
+    captured = _seen_writes(program, Order.captured(program))
+    ordered = _seen_writes(program, order)
+    for i in order.tasks:
+        if captured[i] == ordered[i]:
+            continue
+        task = program.tasks[i]
+        for buffer, before, now in zip(
+            task.reads + task.writes, captured[i], ordered[i], strict=True
+        ):
+            if before != now:
+                yield Violation(
+                    Rule.VALUE,
+                    i,
+                    f"task {task.name!r} finds buffer {program.buffers[buffer].name!r} as "
+                    f"{_written_by(program, now)}, not as {_written_by(program, before)}",
+                )
+
+
+def _written_by(program: Program, writer: int) -> str:
+    return "it was at the beginning" if writer < 0 else f"written by {program.tasks[writer].name!r}"
+
+
+def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
+    """A collective reads and writes its buffers from its start to the first wait for it."""
+    sending: dict[int, set[int]] = {}  # buffer -> collectives that read it
+    filling: dict[int, int] = {}  # buffer -> collective that writes it
+    started: set[int] = set()
+    for i in order.tasks:
+        task = program.tasks[i]
+        if task.kind is Kind.VIEW:
+            continue
+        if task.kind is Kind.WAIT:
+            if task.start not in started:
+                start = program.tasks[task.start].name
+                message = f"wait {task.name!r} is placed before its start {start!r}"
+                yield Violation(Rule.IN_FLIGHT, i, message)
+            _land(program, task.start, sending, filling)
+            continue
+        for buffer in task.reads:
+            if buffer in filling:
+                yield _in_flight(program, i, "reads", buffer, filling[buffer])
+        for buffer in task.writes:
+            if buffer in filling:
+                yield _in_flight(program, i, "writes", buffer, filling[buffer])
+            elif sending.get(buffer):
+                yield _in_flight(program, i, "writes", buffer, min(sending[buffer]))
+        if task.kind is Kind.START:
+            started.add(i)
+            for buffer in task.reads:
+                sending.setdefault(buffer, set()).add(i)
+            for buffer in task.writes:
+                filling[buffer] = i
+
+
+def _land(
+    program: Program, start: int, sending: dict[int, set[int]], filling: dict[int, int]
+) -> None:
+    for buffer in program.tasks[start].reads:
+        sending.get(buffer, set()).discard(start)
+    for buffer in program.tasks[start].writes:
+        if filling.get(buffer) == start:
+            del filling[buffer]
+
+
+def _in_flight(program: Program, i: int, does: str, buffer: int, start: int) -> Violation:
+    return Violation(
+        Rule.IN_FLIGHT,
+        i,
+        f"task {program.tasks[i].name!r} {does} buffer {program.buffers[buffer].name!r} while "
+        f"collective {program.tasks[start].name!r} is still working on it",
+    )
+
+
+def _check_sequences(
+    program: Program, order: Order, agreed: Mapping[str, Sequence[str]]
+) -> Iterator[Violation]:
+    if not agreed:
+        return
+    actual = stream_sequences(program, order)
+    for group in sorted(agreed):
+        wanted, got = tuple(agreed[group]), actual.get(group, ())
+        if wanted == got:
+            continue
+        at = next(
+            (k for k, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b),
+            min(len(wanted), len(got)),
+        )
+        names = [repr(seq[at]) if at < len(seq) else "nothing" for seq in (wanted, got)]
+        yield Violation(
+            Rule.STREAM,
+            program.index.get(got[at], -1) if at < len(got) else -1,
+            f"group {group!r} must issue {names[0]} as its collective number {at}, "
+            f"but the order issues {names[1]}",
+        )
+
+
+def _check_lifetimes(
+    program: Program, order: Order, peak_nbytes: int | None
+) -> Iterator[Violation]:
+    """Replays allocations and frees one task at a time, by the lifetimes that memory is counted
+    by."""
+    live = liveness(program, order)
+    first, last = live.first.tolist(), live.last.tolist()
+    dying: list[list[int]] = [[] for _ in program.tasks]
+    for buffer, at in enumerate(last):
+        if at >= 0 and program.buffers[buffer].lifetime is not Lifetime.INPUT:
+            dying[at].append(buffer)
+    alive = {
+        b for b, x in enumerate(program.buffers) if x.lifetime in (Lifetime.INPUT, Lifetime.DONATED)
+    }
+    nbytes = sum(program.buffers[buffer].nbytes for buffer in alive)
+    peak, peak_at = nbytes, -1
+    held = _held_by_collectives(program, order)
+    for position, i in enumerate(order.tasks):
+        task = program.tasks[i]
+        for buffer in dict.fromkeys(task.reads + task.writes):
+            if buffer not in alive:
+                if first[buffer] != position:
+                    yield _outside_lifetime(program, i, buffer)
+                alive.add(buffer)
+                nbytes += program.buffers[buffer].nbytes
+        if nbytes > peak:
+            peak, peak_at = nbytes, i
+        for buffer in dying[position]:
+            if buffer in alive:
+                if held.get(buffer, -1) > position:
+                    yield _outside_lifetime(program, i, buffer)
+                alive.discard(buffer)
+                nbytes -= program.buffers[buffer].nbytes
+    if peak_nbytes is not None and peak > peak_nbytes:
+        where = f" at task {program.tasks[peak_at].name!r}" if peak_at >= 0 else ""
+        yield Violation(
+            Rule.MEMORY,
+            peak_at,
+            f"memory peaks at {format_nbytes(peak)}{where}, {format_nbytes(peak - peak_nbytes)} "
+            f"over the limit of {format_nbytes(peak_nbytes)}",
+        )
+
+
+def _held_by_collectives(program: Program, order: Order) -> dict[int, int]:
+    """Buffer -> the position until which some collective holds it: the first wait for it in
+    order."""
+    landed: dict[int, int] = {}
+    for position, i in enumerate(order.tasks):
+        if program.tasks[i].kind is Kind.WAIT:
+            landed.setdefault(program.tasks[i].start, position)
+    held: dict[int, int] = {}
+    for start in program.starts:
+        task = program.tasks[start]
+        until = landed.get(start, len(program) - 1)
+        for buffer in task.reads + task.writes:
+            held[buffer] = max(held.get(buffer, -1), until)
+    return held
+
+
+def _outside_lifetime(program: Program, i: int, buffer: int) -> Violation:
+    return Violation(
+        Rule.LIFETIME,
+        i,
+        f"buffer {program.buffers[buffer].name!r} is freed or not yet allocated while it is needed "
+        f"(at task {program.tasks[i].name!r})",
+    )
