@@ -1,3 +1,72 @@
-"""Undertow hides the communication of distributed PyTorch training behind its compute."""
+"""Undertow hides the communication of distributed PyTorch training behind its compute.
+
+What is exported here is the public API; all of it is imported when it is first used, so that
+`import undertow` costs next to nothing and torch comes in only where it is needed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from undertow.errors import UndertowError
+
+if TYPE_CHECKING:
+    from undertow.cost.cluster import Cluster
+    from undertow.cost.price import price
+    from undertow.program import (
+        Order,
+        Program,
+        ProgramBuilder,
+        Timeline,
+        load_program,
+        lower_bounds,
+        parse_program,
+        simulate,
+        verify,
+    )
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "undertow.cost.cluster",
+    "price": "undertow.cost.price",
+    "Order": "undertow.program",
+    "Program": "undertow.program",
+    "ProgramBuilder": "undertow.program",
+    "Timeline": "undertow.program",
+    "load_program": "undertow.program",
+    "lower_bounds": "undertow.program",
+    "parse_program": "undertow.program",
+    "simulate": "undertow.program",
+    "verify": "undertow.program",
+}
+"""Public name -> the module that has it."""
+
+__all__ = [
+    "Cluster",
+    "Order",
+    "Program",
+    "ProgramBuilder",
+    "Timeline",
+    "UndertowError",
+    "__version__",
+    "load_program",
+    "lower_bounds",
+    "parse_program",
+    "price",
+    "simulate",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'undertow' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next use does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

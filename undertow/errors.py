@@ -41,6 +41,6 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     by_lower = {known_name.lower(): known_name for known_name in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=2, cutoff=0.6)
     if near:
-        guesses = " or ".join(repr(by_lower[n]) for n in near)
+        guesses = " or ".join(repr(str(by_lower[n])) for n in near)
         return f"unknown {what} {name!r}; did you mean {guesses}?"
     return f"unknown {what} {name!r}; known: {', '.join(names)}"

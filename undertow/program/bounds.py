@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from undertow.program.model import HOST_STREAM, Kind, Program
+from undertow.program.model import HOST_STREAM, Kind, Program, Task
 
 
 class BoundKind(StrEnum):
@@ -108,8 +108,7 @@ def _stream_totals(program: Program) -> list[int]:
     totals = [0] * len(program.streams)
     for task in program.tasks:
         totals[task.stream] += task.ns
-        if task.kind is not Kind.VIEW:
-            totals[HOST_STREAM] += program.machine.launch_ns
+        totals[HOST_STREAM] += program.machine.launch_ns * task.host_launches
     return totals
 
 
@@ -131,60 +130,60 @@ class _Tails:
     after_ready: list[int]
 
 
-def _runs_after(program: Program, src: int, dst: int) -> bool:
-    """Whether `dst` must begin after the *end* of `src`. A start's successors only come after its
-    place in the order, except its waits and later collectives on the same stream."""
-    source, target = program.tasks[src], program.tasks[dst]
-    if source.kind is not Kind.START:
-        return True
-    if target.kind is Kind.WAIT:
-        return target.start == src
-    return target.kind is Kind.START and target.stream == source.stream
-
-
 def _heads(program: Program) -> _Heads:
-    """One forward sweep over the captured order, which is topological."""
-    count, launch = len(program), program.machine.launch_ns
+    """One forward sweep over the captured order, which is topological.
+
+    What follows a task comes after its end. What follows a start comes only after its place in the
+    order, except its waits and later collectives on its stream: those come after its end too.
+    """
+    tasks, count, launch = program.tasks, len(program), program.machine.launch_ns
     ready, begin, end, launched = [0] * count, [0] * count, [0] * count, [0] * count
-    for i, task in enumerate(program.tasks):
+    for i, task in enumerate(tasks):
         place = on_host = earliest = 0
         for source in program.predecessors[i]:
-            is_host = program.tasks[source].kind is Kind.HOST
-            on_host = max(on_host, end[source] if is_host else launched[source])
-            if not _runs_after(program, source, i):
+            before = tasks[source]
+            if before.kind is Kind.START:
+                on_host = max(on_host, launched[source])
                 place = max(place, ready[source])
-            elif program.tasks[source].kind is Kind.START:
-                earliest = max(earliest, end[source])
+                if _queues_behind(task, source, before):
+                    earliest = max(earliest, end[source])
             else:
+                is_host = before.kind is Kind.HOST
+                on_host = max(on_host, end[source] if is_host else launched[source])
                 place = max(place, end[source])
-        launched[i] = on_host + (launch if task.kind is not Kind.VIEW else 0)
-        ready[i] = place if task.kind is Kind.VIEW else max(place, launched[i])
-        begin[i] = max(ready[i], earliest)
+        if task.kind is not Kind.VIEW:
+            on_host += launch * task.host_launches
+            place = max(place, on_host)
+        launched[i], ready[i] = on_host, place
+        begin[i] = max(place, earliest)
         end[i] = begin[i] + task.ns
     return _Heads(ready, begin)
 
 
+def _queues_behind(task: Task, start: int, collective: Task) -> bool:
+    """Whether `task` must begin after the *end* of the collective that `start` starts."""
+    if task.kind is Kind.WAIT:
+        return task.start == start
+    return task.kind is Kind.START and task.stream == collective.stream
+
+
 def _tails(program: Program) -> _Tails:
     """The mirror image of `_heads`, without launches: a tail may be smaller than the truth."""
+    tasks = program.tasks
     after_end, after_ready = [0] * len(program), [0] * len(program)
     for i in range(len(program) - 1, -1, -1):
+        task = tasks[i]
+        ends = places = 0
         for target in program.successors[i]:
-            if _runs_after(program, i, target):
-                rest = _rest_from_begin(program, target, after_end, after_ready)
-                if program.tasks[i].kind is Kind.START and program.tasks[target].kind is Kind.START:
-                    # Only the collective itself is held up by its stream, not its place in the
-                    # order.
-                    rest = program.tasks[target].ns + after_end[target]
-                after_end[i] = max(after_end[i], rest)
+            after = tasks[target]
+            # after_ready counts from the moment that the target's place is reached.
+            if task.kind is not Kind.START:
+                ends = max(ends, after_ready[target])
             else:
-                rest = _rest_from_begin(program, target, after_end, after_ready)
-                after_ready[i] = max(after_ready[i], rest)
-        after_ready[i] = max(after_ready[i], program.tasks[i].ns + after_end[i])
+                places = max(places, after_ready[target])
+                if _queues_behind(after, i, task):
+                    # Its stream holds up the collective itself, not its place in the order.
+                    ends = max(ends, after.ns + after_end[target])
+        after_end[i] = ends
+        after_ready[i] = max(places, task.ns + ends)
     return _Tails(after_end, after_ready)
-
-
-def _rest_from_begin(
-    program: Program, task: int, after_end: list[int], after_ready: list[int]
-) -> int:
-    """What must follow from the moment that `task`'s place is reached."""
-    return max(program.tasks[task].ns + after_end[task], after_ready[task])

@@ -139,9 +139,15 @@ class Task:
     load_permille: int = (
         1000  # of a start: share of its links' bandwidth that it uses while it runs
     )
+    launches: bool = True  # False where another task's launch covers it (one fused kernel)
     work: Work | Collective | None = None
     module: str = ""  # path of the module it comes from
     priced_by: str = ""  # which source of costs filled `ns`
+
+    @property
+    def host_launches(self) -> int:
+        """How many launches this task costs the host: none for views and covered tasks."""
+        return int(self.launches and self.kind is not Kind.VIEW)
 
 
 @dataclass(frozen=True, slots=True)

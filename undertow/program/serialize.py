@@ -106,6 +106,8 @@ def _task_to_json(program: Program, task: Task, after: list[str]) -> Json:
         data["ns"] = task.ns
     if task.load_permille != 1000:
         data["load_permille"] = task.load_permille
+    if not task.launches:
+        data["launches"] = False
     if task.work is not None:
         data["work"] = _plain(task.work)
     for name in ("module", "priced_by"):
@@ -119,13 +121,13 @@ class _TaskReader:
 
     def __init__(self, builder: ProgramBuilder) -> None:
         self.builder = builder
-        self.priced_by: list[str] = []
+        self.more: list[Json] = []
 
     def add(self, data: Json) -> None:
         builder, name, kind = self.builder, data["name"], Kind(data["kind"])
         common: Json = {"after": data.get("after", ()), "module": data.get("module", "")}
         touched: Json = {"reads": data.get("reads", ()), "writes": data.get("writes", ())}
-        self.priced_by.append(data.get("priced_by", ""))
+        self.more.append({key: data[key] for key in ("launches", "priced_by") if key in data})
         ns = data.get("ns", 0)
         if not isinstance(ns, int):
             raise ProgramError(f"task {name!r}: ns must be a whole number of nanoseconds")
@@ -146,11 +148,11 @@ class _TaskReader:
 
     def finish(self) -> Program:
         program = self.builder.build()
-        if not any(self.priced_by):
+        if not any(self.more):
             return program
         tasks = tuple(
-            replace(task, priced_by=source) if source else task
-            for task, source in zip(program.tasks, self.priced_by, strict=True)
+            replace(task, **more) if more else task
+            for task, more in zip(program.tasks, self.more, strict=True)
         )
         return replace(program, tasks=tasks)
 

@@ -108,7 +108,8 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
         if kind is Kind.VIEW:
             ready[i] = begin[i] = end[i] = compute
             continue
-        host += launch
+        if task.launches:
+            host += launch
         if kind is Kind.HOST:
             host = times.run_on_host(program, i, host)
             continue
@@ -175,7 +176,7 @@ class _Fluid:
         if task.kind is Kind.VIEW:
             times.ready[i] = times.begin[i] = times.end[i] = self.now
             return host
-        host += self.program.machine.launch_ns
+        host += self.program.machine.launch_ns * task.host_launches
         if task.kind is Kind.HOST:
             return times.run_on_host(self.program, i, host)
         while self.now < host:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import accumulate, islice
 
 from undertow.errors import OrderError
 from undertow.program.memory import liveness
@@ -122,19 +122,28 @@ def _check_hazards(program: Program, order: Order) -> Iterator[Violation]:
             )
 
 
-def _seen_writes(program: Program, order: Order) -> list[list[int]]:
-    """Per task, the last writer of each buffer it reads and of each it writes, -1 for none.
+def _seen_writes(program: Program, order: Order) -> list[int]:
+    """For each access of each task, the task that last wrote the buffer before it, -1 for none:
+    task by task in captured order, first what it reads and then what it writes.
 
     Views read no data. A wait makes its start's write valid: it sees that start's write and leaves
     it in place. A write counts as one that sees what was there, since it may cover only a part.
     """
+    tasks = program.tasks
+    offsets = [0, *accumulate(len(task.reads) + len(task.writes) for task in tasks)]
     writer = [-1] * len(program.buffers)
-    seen: list[list[int]] = [[] for _ in program.tasks]
+    seen = [-1] * offsets[-1]
     for i in order.tasks:
-        task = program.tasks[i]
+        task = tasks[i]
         if task.kind is Kind.VIEW:
             continue
-        seen[i] = [writer[buffer] for buffer in task.reads + task.writes]
+        at = offsets[i]
+        for buffer in task.reads:
+            seen[at] = writer[buffer]
+            at += 1
+        for buffer in task.writes:
+            seen[at] = writer[buffer]
+            at += 1
         if task.kind is not Kind.WAIT:
             for buffer in task.writes:
                 writer[buffer] = i
@@ -144,13 +153,13 @@ def _seen_writes(program: Program, order: Order) -> list[list[int]]:
 def _check_values(program: Program, order: Order) -> Iterator[Violation]:
     captured = _seen_writes(program, Order.captured(program))
     ordered = _seen_writes(program, order)
-    for i in order.tasks:
-        if captured[i] == ordered[i]:
-            continue
-        task = program.tasks[i]
-        for buffer, before, now in zip(
-            task.reads + task.writes, captured[i], ordered[i], strict=True
-        ):
+    if captured == ordered:
+        return
+    at = 0
+    for i, task in enumerate(program.tasks):
+        for buffer in task.reads + task.writes:
+            before, now = captured[at], ordered[at]
+            at += 1
             if before != now:
                 yield Violation(
                     Rule.VALUE,
@@ -241,36 +250,34 @@ def _check_sequences(
 def _check_lifetimes(
     program: Program, order: Order, peak_nbytes: int | None
 ) -> Iterator[Violation]:
-    """Replays allocations and frees one task at a time, by the lifetimes that memory is counted
-    by."""
+    """Replays allocations and frees task by task, by the lifetimes that memory is counted by."""
     live = liveness(program, order)
     first, last = live.first.tolist(), live.last.tolist()
-    dying: list[list[int]] = [[] for _ in program.tasks]
-    for buffer, at in enumerate(last):
-        if at >= 0 and program.buffers[buffer].lifetime is not Lifetime.INPUT:
-            dying[at].append(buffer)
-    alive = {
-        b for b, x in enumerate(program.buffers) if x.lifetime in (Lifetime.INPUT, Lifetime.DONATED)
-    }
-    nbytes = sum(program.buffers[buffer].nbytes for buffer in alive)
+    dying = sorted(range(len(last)), key=last.__getitem__)
+    next_dying = 0
+    sizes = [buffer.nbytes for buffer in program.buffers]
+    alive = [x.lifetime in (Lifetime.INPUT, Lifetime.DONATED) for x in program.buffers]
+    nbytes = sum(size for size, there in zip(sizes, alive, strict=True) if there)
     peak, peak_at = nbytes, -1
     held = _held_by_collectives(program, order)
     for position, i in enumerate(order.tasks):
         task = program.tasks[i]
-        for buffer in dict.fromkeys(task.reads + task.writes):
-            if buffer not in alive:
+        for buffer in task.reads + task.writes:
+            if not alive[buffer]:
                 if first[buffer] != position:
                     yield _outside_lifetime(program, i, buffer)
-                alive.add(buffer)
-                nbytes += program.buffers[buffer].nbytes
+                alive[buffer] = True
+                nbytes += sizes[buffer]
         if nbytes > peak:
             peak, peak_at = nbytes, i
-        for buffer in dying[position]:
-            if buffer in alive:
+        while next_dying < len(dying) and last[dying[next_dying]] <= position:
+            buffer = dying[next_dying]
+            next_dying += 1
+            if alive[buffer]:
                 if held.get(buffer, -1) > position:
                     yield _outside_lifetime(program, i, buffer)
-                alive.discard(buffer)
-                nbytes -= program.buffers[buffer].nbytes
+                alive[buffer] = False
+                nbytes -= sizes[buffer]
     if peak_nbytes is not None and peak > peak_nbytes:
         where = f" at task {program.tasks[peak_at].name!r}" if peak_at >= 0 else ""
         yield Violation(

@@ -1,0 +1,57 @@
+"""What the benchmarks share: timing, growth exponents, tables and result files."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from undertow.program.serialize import save_json
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def best_seconds(function: Callable[[], object], repeats: int = 3) -> float:
+    """The shortest of several runs: the one that noise disturbed least."""
+    times = []
+    for _ in range(repeats):
+        gc.collect()
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
+    """Slope of log(seconds) over log(size) by least squares: 1 is linear."""
+    xs, ys = [math.log(size) for size in sizes], [math.log(value) for value in seconds]
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[k]) for row in [header, *rows]) for k in range(len(header))]
+    print(f"\n{title}")
+    for row in [header, *rows]:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        print("  " + "  ".join(cells))
+
+
+def save_results(name: str, data: dict[str, Any]) -> None:
+    """Write bench/results/NAME.json with the date and the machine."""
+    RESULTS.mkdir(exist_ok=True)
+    python = platform.python_version()
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {python}",
+    }
+    save_json(RESULTS / f"{name}.json", {**about, **data})
+    print(f"\nwrote bench/results/{name}.json")

@@ -1,0 +1,195 @@
+"""Fills in what every task of a Program takes, from the first source that can say.
+
+The result says who priced what and on which assumptions. A task that nobody can price is an error
+that names it: a silent zero would make communication look free, or hidden behind nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from undertow.cost.cluster import Cluster
+from undertow.cost.collectives import shared_links
+from undertow.cost.regions import find_regions, region_nbytes
+from undertow.cost.sources import Answer, ModelSource, Query, Source
+from undertow.errors import CostError
+from undertow.program.model import Collective, Kind, Machine, Program, Stream, Task
+
+GIVEN = "given"
+"""`priced_by` of a task that nobody can price, but that came with a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceUse:
+    """How much one source answered for."""
+
+    tasks: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A Program with its times filled in, and where they come from."""
+
+    program: Program
+    by_source: Mapping[str, SourceUse]  # in order of first use
+    assumptions: tuple[str, ...]  # each once, in order of first use
+    unpriced: tuple[int, ...]  # tasks that kept the time they came with, no source knowing better
+
+
+def price(
+    program: Program, cluster: Cluster, sources: Sequence[Source] = (), regions: bool = True
+) -> Priced:
+    """A copy of `program` priced for `cluster`; `sources` are asked in order, the model last.
+
+    With `regions`, fusible tasks are charged for the buffers that cross their region's border only,
+    and a region has the fixed time of one kernel.
+    """
+    region_of = find_regions(program) if regions else [-1] * len(program)
+    charged = region_nbytes(program, region_of)
+    ask = _chain((*sources, ModelSource(cluster)))
+    ledger = _Ledger()
+    tasks: list[Task] = []
+    started: set[int] = set()  # regions whose kernel has begun
+    for i, task in enumerate(program.tasks):
+        region = region_of[i]
+        query = Query(task, _ranks(program, task), charged[i], fused=region in started)
+        answer = _answer(program, query, ask)
+        if region >= 0:
+            started.add(region)
+        if answer is not None:
+            ledger.add(i, answer)
+            task = _with_price(task, answer, launches=not query.fused)
+        tasks.append(task)
+    return ledger.close(_priced_program(program, tuple(tasks), cluster))
+
+
+class _Ledger:
+    """Who answered for what, as the tasks are gone through."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, tuple[int, int]] = {}
+        self._assumptions: dict[str, None] = {}
+        self._given: list[int] = []
+
+    def add(self, task: int, answer: Answer) -> None:
+        tasks, ns = self._uses.get(answer.source, (0, 0))
+        self._uses[answer.source] = (tasks + 1, ns + answer.ns)
+        if answer.assumption:
+            self._assumptions[answer.assumption] = None
+        if answer.source == GIVEN:
+            self._given.append(task)
+
+    def close(self, program: Program) -> Priced:
+        uses = {source: SourceUse(*use) for source, use in self._uses.items()}
+        return Priced(program, uses, tuple(self._assumptions), tuple(self._given))
+
+
+Ask = Callable[[Query], Answer | None]
+
+
+def _chain(sources: Sequence[Source]) -> Ask:
+    """Asks one source after the other; equal descriptions are looked up in what was answered."""
+    askers = [_remembering(source) if source.by_description else source.price for source in sources]
+
+    def ask(query: Query) -> Answer | None:
+        for asker in askers:
+            answer = asker(query)
+            if answer is not None:
+                return answer
+        return None
+
+    return ask
+
+
+def _remembering(source: Source) -> Ask:
+    known: dict[object, Answer | None] = {}
+
+    def ask(query: Query) -> Answer | None:
+        key = (query.task.work, query.ranks, query.nbytes, query.fused)
+        if key not in known:
+            known[key] = source.price(query)
+        return known[key]
+
+    return ask
+
+
+def _answer(program: Program, query: Query, ask: Ask) -> Answer | None:
+    """What the task takes; None for one that takes no time of its own."""
+    task = query.task
+    if task.kind in (Kind.WAIT, Kind.VIEW):
+        return None
+    if task.kind is Kind.HOST:
+        return Answer(task.ns, GIVEN, task.load_permille)
+    try:
+        answer = ask(query)
+    except CostError as error:
+        raise CostError(f"task {task.name!r} cannot be priced: {error}") from error
+    if answer is not None:
+        return answer
+    if task.work is None and task.ns > 0:
+        return Answer(task.ns, GIVEN, task.load_permille)
+    raise CostError(_refusal(program, task))
+
+
+def _refusal(program: Program, task: Task) -> str:
+    """Why nobody could price a task, and what to do about it."""
+    if isinstance(task.work, Collective):
+        if task.work.nbytes is None:
+            return (
+                f"task {task.name!r} cannot be priced: its {task.work.kind} has no known size; "
+                f"give its bytes, or a cost function that prices it"
+            )
+        group = program.streams[task.stream].name
+        return (
+            f"task {task.name!r} cannot be priced: its group {group!r} has no ranks; "
+            f"give the group's ranks, or a table or function that prices it"
+        )
+    return (
+        f"task {task.name!r} has neither a description nor a time; give it one of them, or a cost "
+        f"function that prices it"
+    )
+
+
+def _ranks(program: Program, task: Task) -> tuple[int, ...]:
+    return program.streams[task.stream].ranks if task.kind is Kind.START else ()
+
+
+def _with_price(task: Task, answer: Answer, *, launches: bool) -> Task:
+    # Not dataclasses.replace: it takes three times as long, and programs have many tasks.
+    return Task(
+        name=task.name,
+        kind=task.kind,
+        stream=task.stream,
+        reads=task.reads,
+        writes=task.writes,
+        ns=answer.ns,
+        start=task.start,
+        load_permille=answer.load_permille,
+        launches=launches,
+        work=task.work,
+        module=task.module,
+        priced_by=answer.source,
+    )
+
+
+def _priced_program(program: Program, tasks: tuple[Task, ...], cluster: Cluster) -> Program:
+    device = cluster.device
+    return replace(
+        program,
+        tasks=tasks,
+        streams=tuple(_linked(stream, cluster) for stream in program.streams),
+        machine=Machine(
+            launch_ns=round(device.launch_seconds * 1e9),
+            compute_slowdown_permille=round(device.compute_slowdown * 1000),
+            communication_slowdown_permille=round(device.communication_slowdown * 1000),
+        ),
+    )
+
+
+def _linked(stream: Stream, cluster: Cluster) -> Stream:
+    """With the links that its traffic shares with others; without ranks it keeps its own."""
+    if not stream.ranks:
+        return stream
+    return Stream(stream.name, stream.ranks, tuple(shared_links(cluster, stream.ranks)))
