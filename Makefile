@@ -1,0 +1,62 @@
+# `make` lists the targets. Everything is installed into .venv, once, and again when pyproject.toml
+# or constraints.txt change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+
+# Debian packages that the tests need, beside Python, git, make and gcc.
+TEST_PACKAGES :=
+TESTS ?= tests undertow
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run ## set up, then show what undertow does
+	$(BIN)/undertow demo
+
+test: $(VENV)/.test ## set up, then run all tests
+	scripts/debian.sh $(TEST_PACKAGES)
+	$(BIN)/python -m pytest -n $(WORKERS) --durations 10 $(TESTS)
+
+lint: $(VENV)/.lint ## format, style, types and imports between rooms
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.lint ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.test ## run all benchmarks
+	set -e; for file in $$(grep -l __main__ bench/*.py); do \
+		echo "== $$file"; $(BIN)/python -m bench.$$(basename $$file .py); done
+
+clean: ## remove the environment and what was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian's Python comes without its venv module; install that where it is so.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: undertow needs Python 3.11 or later; name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { scripts/debian.sh python3-venv && $(PYTHON) -m venv --clear $(VENV); }
+
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.run
+	$(PIP_INSTALL) -e '.[lint]'
+	@touch $@

@@ -1,0 +1,131 @@
+"""`undertow simulate`: the predicted Timeline of a Program, as text, JSON, trace or picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from undertow.cli.app import subcommand
+from undertow.cli.output import check_writable, show, show_json
+from undertow.cli.pricing import DevicesOption, JsonOption, ProfileOption, TableOption, price_for
+from undertow.cost.price import Priced
+from undertow.errors import FileError, OrderError, ProgramError, unknown_name
+from undertow.program import (
+    Order,
+    Program,
+    Timeline,
+    load_program,
+    lower_bounds,
+    parse_program,
+    save_json,
+    simulate,
+    verify,
+)
+from undertow.program.serialize import load_json, write_whole
+from undertow.report.summary import Summary, summarise
+from undertow.report.svg import timeline_to_svg
+from undertow.report.trace import timeline_to_trace
+
+app = subcommand()
+
+CAPTURED = "captured"
+
+
+@app.command("simulate")
+def command(
+    program: Annotated[
+        Path, typer.Argument(metavar="PROGRAM", help="A .json file, or .txt in its text form.")
+    ],
+    order: Annotated[
+        str,
+        typer.Option(
+            metavar="ORDER", help="`captured`, or a JSON file with the tasks' names in order."
+        ),
+    ] = CAPTURED,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLUSTER", help="Price the tasks again for this cluster, such as 8xh100x8."
+        ),
+    ] = None,
+    table: TableOption = None,
+    profile: ProfileOption = None,
+    devices_file: DevicesOption = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the timeline as a picture.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Predict the timeline of a Program.
+
+    Prints the step's time, what communication is exposed and why, the peak memory, and how far the
+    step is from a lower bound that no order of its tasks can beat.
+    """
+    check_writable(trace)
+    check_writable(svg)
+    loaded = read_program(program)
+    priced = price_for(loaded, cluster, table or (), profile or (), devices_file)
+    loaded = priced.program if priced else loaded
+    timeline = simulate(loaded, read_order(loaded, order))
+    summary = summarise(loaded, timeline, lower_bounds(loaded))
+    write_files(timeline, trace, svg)
+    if json:
+        show_json(_to_json(summary, priced))
+    else:
+        _show(summary, priced, [path for path in (trace, svg) if path])
+
+
+def read_program(path: Path) -> Program:
+    """A Program from JSON or, if the file is called .txt, from its text form."""
+    if path.suffix != ".txt":
+        return load_program(path)
+    try:
+        return parse_program(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not text: {error}") from error
+    except ProgramError as error:
+        raise FileError(f"{path}: {error}") from error
+
+
+def read_order(program: Program, order: str) -> Order:
+    """The captured order, or one from a file of task names; checked either way."""
+    if order == CAPTURED:
+        return Order.captured(program)
+    if not Path(order).exists():
+        raise OrderError(f"{unknown_name('order', order, [CAPTURED])}, or a JSON file of names")
+    names = load_json(order)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise OrderError(f"{order} must be a JSON list of task names")
+    for name in names:
+        if name not in program.index:
+            raise OrderError(f"{order}: {unknown_name('task', name, program.index)}")
+    chosen = Order(tuple(program.index[name] for name in names))
+    verify(program, chosen)
+    return chosen
+
+
+def write_files(timeline: Timeline, trace: Path | None, svg: Path | None) -> None:
+    if trace:
+        save_json(trace, timeline_to_trace(timeline))
+    if svg:
+        write_whole(svg, timeline_to_svg(timeline))
+
+
+def _to_json(summary: Summary, priced: Priced | None) -> dict[str, Any]:
+    return summary.to_json() | {"assumptions": list(priced.assumptions) if priced else []}
+
+
+def _show(summary: Summary, priced: Priced | None, written: list[Path]) -> None:
+    from undertow.report.text import report
+
+    show(report(summary))
+    if priced:
+        show(f"assumed: {assumption}" for assumption in priced.assumptions)
+    show(f"wrote {path}" for path in written)

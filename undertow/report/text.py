@@ -1,0 +1,124 @@
+"""Summaries and costs as rich tables. Figures come from `summary`; nothing is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from undertow.report.summary import Summary
+from undertow.units import format_nbytes, format_ns
+
+MOST_EXPOSED = 10
+"""How many collectives the table of exposed ones shows; JSON has all."""
+
+_GOOD, _BAD, _DIM = "green", "red", "dim"
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """An empty table in undertow's one style. A column whose name starts with `>` is a number, one
+    whose name starts with `=` keeps its words whole where the width is short."""
+    made = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    for name in columns:
+        if name.startswith(">"):
+            made.add_column(name[1:], justify="right", no_wrap=True)
+        elif name.startswith("="):
+            made.add_column(name[1:], no_wrap=True)
+        else:
+            made.add_column(name, overflow="fold")
+    return made
+
+
+def report(summary: Summary) -> Iterator[RenderableType]:
+    """Everything about one step: figures, streams, exposed collectives, sources of costs."""
+    yield summary_table(summary)
+    yield streams_table(summary)
+    if summary.exposed:
+        yield exposed_table(summary)
+    else:
+        yield Text("No communication is exposed.", style=_GOOD)
+    if any(row.source != "as given" for row in summary.priced_by):
+        yield priced_table(summary)
+
+
+def summary_table(summary: Summary) -> Table:
+    """The step's figures."""
+    rows = table("", ">", "", title=summary.name)
+    rows.show_header = False
+    for name, value, note in _figures(summary):
+        rows.add_row(name, value, note)
+    return rows
+
+
+def _figures(summary: Summary) -> Iterator[tuple[str, RenderableType, str]]:
+    stream = f" of stream {summary.bound_stream}" if summary.bound_stream else ""
+    at = f"at {summary.peak_task}" if summary.peak_task else ""
+    if summary.peak_module:
+        at += f" in {summary.peak_module}"
+    collectives = f"{summary.collectives} collective{'s' * (summary.collectives != 1)}"
+    yield "step", Text(format_ns(summary.step_ns), style="bold"), f"{summary.tasks} tasks"
+    yield "compute", format_ns(summary.compute_ns), ""
+    yield "communication", format_ns(summary.communication_ns), collectives
+    style = _BAD if summary.exposed_ns else _GOOD
+    exposed = Text(format_ns(summary.exposed_ns), style=style)
+    yield "  exposed", exposed, f"{summary.exposed_share:.1%} of the step"
+    if summary.idle_ns:
+        yield "idle", format_ns(summary.idle_ns), "compute waited for the host"
+    yield "lower bound", format_ns(summary.bound_ns), f"{summary.bound_kind}{stream}"
+    yield "  gap", f"{summary.gap:.1%}", "above the lower bound"
+    yield "peak memory", format_nbytes(summary.peak_nbytes), at
+
+
+def streams_table(summary: Summary) -> Table:
+    """How busy each stream was."""
+    rows = table("stream", ">tasks", ">busy", ">of step")
+    for stream in summary.streams:
+        rows.add_row(
+            stream.name, str(stream.tasks), format_ns(stream.busy_ns), f"{stream.share:.1%}"
+        )
+    return rows
+
+
+def exposed_table(summary: Summary, limit: int = MOST_EXPOSED) -> Table:
+    """The most exposed collectives, each with a sentence why."""
+    rows = table("exposed collective", "group", ">exposed", ">of step", "why")
+    for collective in summary.exposed[:limit]:
+        rows.add_row(
+            Text(collective.name),
+            Text(collective.group),
+            format_ns(collective.exposed_ns),
+            f"{collective.share:.1%}",
+            Text(collective.sentence),
+        )
+    rest = summary.exposed[limit:]
+    if rest:
+        total = sum(collective.exposed_ns for collective in rest)
+        rows.add_row(Text(f"{len(rest)} more", style=_DIM), "", format_ns(total), "", "")
+    return rows
+
+
+def priced_table(summary: Summary) -> Table:
+    """Which source of costs priced what."""
+    rows = table("priced by", ">tasks", ">time")
+    for row in summary.priced_by:
+        rows.add_row(Text(row.source), str(row.tasks), format_ns(row.ns))
+    return rows
+
+
+def comparison_table(summaries: Iterable[tuple[str, Summary]]) -> Table:
+    """Several schedules of one Program side by side."""
+    rows = table("order", ">step", ">exposed", ">of step", ">gap", ">peak memory")
+    for name, summary in summaries:
+        style = _BAD if summary.exposed_ns else _GOOD
+        rows.add_row(
+            Text(name),
+            format_ns(summary.step_ns),
+            Text(format_ns(summary.exposed_ns), style=style),
+            f"{summary.exposed_share:.1%}",
+            f"{summary.gap:.1%}",
+            format_nbytes(summary.peak_nbytes),
+        )
+    return rows
