@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from undertow.errors import UndertowError
 
 if TYPE_CHECKING:
+    from undertow.capture.mesh import Mesh
+    from undertow.capture.parallelize import parallelize
     from undertow.cost.cluster import Cluster
     from undertow.cost.price import price
+    from undertow.planner import PlannedStep, plan
     from undertow.program import (
         Order,
         Program,
@@ -30,6 +33,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Cluster": "undertow.cost.cluster",
+    "Mesh": "undertow.capture.mesh",
+    "PlannedStep": "undertow.planner",
+    "parallelize": "undertow.capture.parallelize",
+    "plan": "undertow.planner",
     "price": "undertow.cost.price",
     "Order": "undertow.program",
     "Program": "undertow.program",
@@ -45,7 +52,9 @@ _HOMES = {
 
 __all__ = [
     "Cluster",
+    "Mesh",
     "Order",
+    "PlannedStep",
     "Program",
     "ProgramBuilder",
     "Timeline",
@@ -53,7 +62,9 @@ __all__ = [
     "__version__",
     "load_program",
     "lower_bounds",
+    "parallelize",
     "parse_program",
+    "plan",
     "price",
     "simulate",
     "verify",

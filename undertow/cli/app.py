@@ -28,6 +28,7 @@ class Subcommand:
 
 
 COMMANDS = {
+    "plan": Subcommand("undertow.cli.plan", "Predict a model's training step on a cluster."),
     "demo": Subcommand("undertow.cli.demo", "See what undertow does, on an example that ships."),
     "simulate": Subcommand("undertow.cli.simulate", "Predict the timeline of a Program."),
     "cost": Subcommand("undertow.cli.cost", "Ask what a collective takes on a cluster, and why."),
@@ -92,6 +93,7 @@ def invoke(argv: list[str]) -> int:
     try:
         return int(app(args=argv or ["--help"], prog_name="undertow", standalone_mode=False) or 0)
     except UndertowError as error:
+        print(getattr(error, "traceback", ""), end="", file=sys.stderr)  # of the user's own code
         return _refuse(str(error))
     except (KeyboardInterrupt, BrokenPipeError):
         raise

@@ -1,4 +1,8 @@
-"""`undertow demo`: a step as captured, and the same step with its collectives started earlier."""
+"""`undertow demo`: what undertow can do so far, in one go.
+
+A whole training step planned for a cluster that nobody has at hand, and a smaller step in two
+orders: as captured, and with its collectives started earlier.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,11 @@ from rich.text import Text
 
 from undertow.cli.app import subcommand
 from undertow.cli.output import check_writable, show, show_json
+from undertow.cli.plan import plan_report, progress_bar
 from undertow.cli.pricing import JsonOption
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price
+from undertow.planner import plan
 from undertow.program import (
     CollectiveKind,
     Order,
@@ -30,7 +36,7 @@ from undertow.program import (
 )
 from undertow.program.model import Collective
 from undertow.report.summary import Summary, summarise
-from undertow.report.text import comparison_table, exposed_table, streams_table, summary_table
+from undertow.report.text import comparison_table, exposed_table
 from undertow.report.trace import timeline_to_trace
 
 app = subcommand()
@@ -50,28 +56,35 @@ class _Run:
 
 @app.command("demo")
 def command(
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="The model to plan, as for `undertow plan`.")
+    ] = "llama3-8b",
     cluster: Annotated[
-        str, typer.Option(metavar="CLUSTER", help="The cluster to price the step for.")
+        str, typer.Option(metavar="CLUSTER", help="The cluster to plan for.")
     ] = CLUSTER,
     trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the prefetching order's trace, for Perfetto."),
-    ] = None,
+        Path, typer.Option(metavar="FILE", help="Where to write the planned step's trace.")
+    ] = Path("trace.json"),
     json: JsonOption = False,
 ) -> None:
-    """See what undertow does, on an example that ships: an FSDP step of four Llama-3-8B layers.
+    """See what undertow does: plan Llama-3-8B with FSDP on 64 H100s, without one of them.
 
-    It is priced for 64 H100s, simulated as captured and in an order that prefetches, and both are
-    held against a lower bound.
+    Then an example Program of four layers that ships with undertow is simulated as captured and in
+    an order that prefetches, and both are held against a lower bound.
     """
     check_writable(trace)
-    runs = _runs(Cluster.parse(cluster))
-    if trace:
-        save_json(trace, timeline_to_trace(runs[-1].timeline))
+    target = Cluster.parse(cluster)
+    with progress_bar(quiet=json) as progress:
+        step = plan(model, target, "fsdp", progress=progress)
+    runs = _runs(target)
+    save_json(trace, timeline_to_trace(step.timeline))
     if json:
-        show_json({run.name: run.summary.to_json() for run in runs})
-    else:
-        show(_report(runs, cluster, trace))
+        show_json({"plan": step.to_json()} | {run.name: run.summary.to_json() for run in runs})
+        return
+    show([Text(f"One training step on {cluster}, predicted without a GPU", style="bold")])
+    show(plan_report(step, [trace]))
+    show([f"open {trace} at ui.perfetto.dev to see it", ""])
+    show(_report(runs))
 
 
 def _runs(cluster: Cluster) -> list[_Run]:
@@ -111,13 +124,9 @@ def _kind(program: Program, start: int) -> CollectiveKind | None:
     return work.kind if isinstance(work, Collective) else None
 
 
-def _report(runs: list[_Run], cluster: str, trace: Path | None) -> Iterator[RenderableType]:
+def _report(runs: list[_Run]) -> Iterator[RenderableType]:
     captured, planned = runs[0].summary, runs[-1].summary
-    yield Text(f"One training step on {cluster}, predicted without a GPU", style="bold")
-    yield summary_table(captured)
-    yield streams_table(captured)
-    yield exposed_table(captured, limit=6)
-    yield Text("The same tasks, gathers started one layer ahead, reductions waited for later:")
+    yield Text("Four layers of it: gathers started one layer ahead, reductions waited for later")
     yield comparison_table((run.name, run.summary) for run in runs)
     if planned.exposed:
         yield exposed_table(planned)
@@ -126,5 +135,3 @@ def _report(runs: list[_Run], cluster: str, trace: Path | None) -> Iterator[Rend
         f"Prefetching takes {gained:.1%} off the step; no order of these tasks can take off more "
         f"than {1 - captured.bound_ns / captured.step_ns:.1%}."
     )
-    if trace:
-        yield f"wrote {trace}"

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from undertow.cache import cache_dir
 from undertow.cli.app import subcommand
 from undertow.cli.output import show, show_json
 from undertow.cli.pricing import JsonOption
@@ -110,13 +110,6 @@ def _memory() -> str | None:
         return format_nbytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (ValueError, OSError):
         return None
-
-
-def cache_dir() -> Path:
-    """Where undertow keeps what it can make again: $UNDERTOW_CACHE, else the user's cache."""
-    own = os.environ.get("UNDERTOW_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(base) if base else Path.home() / ".cache") / "undertow"
 
 
 def _cache() -> str | None:

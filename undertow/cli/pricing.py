@@ -61,7 +61,14 @@ def price_for(
                 raise UndertowError(f"{option} needs --cluster: times are priced for a cluster")
         return None
     target = find_cluster(cluster, devices_file)
-    sources: list[Source] = [TableSource(read_table(table), target) for table in tables]
+    return price(program, target, find_sources(tables, profiles, target))
+
+
+def find_sources(
+    tables: Sequence[Path], profiles: Sequence[Path], cluster: Cluster
+) -> list[Source]:
+    """The user's own sources of costs, in the order in which they are asked."""
+    sources: list[Source] = [TableSource(read_table(table), cluster) for table in tables]
     if profiles:
-        sources.append(ProfileSource(read_profile(*profiles), target))
-    return price(program, target, sources)
+        sources.append(ProfileSource(read_profile(*profiles), cluster))
+    return sources

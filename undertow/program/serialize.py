@@ -262,14 +262,19 @@ def save_json(path: str | Path, data: Any) -> None:
 
 def write_whole(path: str | Path, text: str) -> None:
     """Write a text file under a temporary name, then rename it."""
+    write_bytes_whole(path, text.encode())
+
+
+def write_bytes_whole(path: str | Path, content: bytes) -> None:
+    """Write a file under a temporary name, then rename it."""
     target = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}") from error
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:

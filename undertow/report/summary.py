@@ -23,6 +23,30 @@ class StreamSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class CommunicationSummary:
+    """All collectives of one kind on one group."""
+
+    kind: str  # empty where the Program does not describe them
+    group: str
+    ranks: int
+    count: int
+    nbytes: int  # inputs on one rank, as far as they are known
+    busy_ns: int
+    exposed_ns: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "group": self.group,
+            "ranks": self.ranks,
+            "count": self.count,
+            "bytes": self.nbytes,
+            "seconds": self.busy_ns / _SECOND,
+            "exposed_seconds": self.exposed_ns / _SECOND,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class ExposedCollective:
     """A collective that compute stood still for, and why."""
 
@@ -80,6 +104,7 @@ class Summary:
     tasks: int
     collectives: int
     streams: tuple[StreamSummary, ...]
+    communication: tuple[CommunicationSummary, ...]  # the most time first
     exposed: tuple[ExposedCollective, ...]  # the most exposed first
     priced_by: tuple[PricedBy, ...]  # the most time first
 
@@ -114,6 +139,7 @@ class Summary:
                 }
                 for stream in self.streams
             ],
+            "communication": [row.to_json() for row in self.communication],
             "exposed": [collective.to_json() for collective in self.exposed],
             "priced_by": [
                 {"source": by.source, "tasks": by.tasks, "seconds": by.ns / _SECOND}
@@ -150,6 +176,7 @@ def summarise(program: Program, timeline: Timeline, bounds: Bounds) -> Summary:
         tasks=len(program),
         collectives=len(program.starts),
         streams=_streams(timeline),
+        communication=_communication(timeline),
         exposed=tuple(_exposed(timeline, why) for why in explain_all(timeline)),
         priced_by=_priced_by(program),
     )
@@ -169,6 +196,26 @@ def _streams(timeline: Timeline) -> tuple[StreamSummary, ...]:
         for i, stream in enumerate(program.streams)
         if tasks[i]
     )
+
+
+def _communication(timeline: Timeline) -> tuple[CommunicationSummary, ...]:
+    program = timeline.program
+    found: dict[tuple[str, int], list[int]] = {}
+    for start in program.starts:
+        task = program.tasks[start]
+        work = task.work if isinstance(task.work, Collective) else None
+        row = found.setdefault((work.kind.value if work else "", task.stream), [0, 0, 0, 0])
+        row[0] += 1
+        row[1] += (work.nbytes or 0) if work else 0
+        row[2] += int(timeline.end[start] - timeline.begin[start])
+        row[3] += int(timeline.exposed[start])
+    rows = [
+        CommunicationSummary(
+            kind, program.streams[stream].name, len(program.streams[stream].ranks), *counts
+        )
+        for (kind, stream), counts in found.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.busy_ns, row.kind, row.group)))
 
 
 def _exposed(timeline: Timeline, why: Explanation) -> ExposedCollective:

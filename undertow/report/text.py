@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from undertow.report.summary import Summary
+from undertow.report.summary import ExposedCollective, Summary
 from undertow.units import format_nbytes, format_ns
 
 MOST_EXPOSED = 10
@@ -32,10 +32,13 @@ def table(*columns: str, title: str | None = None) -> Table:
     return made
 
 
-def report(summary: Summary) -> Iterator[RenderableType]:
-    """Everything about one step: figures, streams, exposed collectives, sources of costs."""
-    yield summary_table(summary)
+def report(summary: Summary, more: Iterable[Figure] = ()) -> Iterator[RenderableType]:
+    """Everything about one step: figures, streams, communication, what is exposed, who priced it;
+    `more` figures are those that a Program alone does not have."""
+    yield summary_table(summary, more)
     yield streams_table(summary)
+    if summary.communication:
+        yield communication_table(summary)
     if summary.exposed:
         yield exposed_table(summary)
     else:
@@ -44,16 +47,20 @@ def report(summary: Summary) -> Iterator[RenderableType]:
         yield priced_table(summary)
 
 
-def summary_table(summary: Summary) -> Table:
-    """The step's figures."""
+def summary_table(summary: Summary, more: Iterable[Figure] = ()) -> Table:
+    """The step's figures, and `more` of them below."""
     rows = table("", ">", "", title=summary.name)
     rows.show_header = False
-    for name, value, note in _figures(summary):
+    for name, value, note in (*_figures(summary), *more):
         rows.add_row(name, value, note)
     return rows
 
 
-def _figures(summary: Summary) -> Iterator[tuple[str, RenderableType, str]]:
+Figure = tuple[str, RenderableType, str]
+"""A line of the first table: what it is, its value, and a note."""
+
+
+def _figures(summary: Summary) -> Iterator[Figure]:
     stream = f" of stream {summary.bound_stream}" if summary.bound_stream else ""
     at = f"at {summary.peak_task}" if summary.peak_task else ""
     if summary.peak_module:
@@ -82,12 +89,29 @@ def streams_table(summary: Summary) -> Table:
     return rows
 
 
+def communication_table(summary: Summary) -> Table:
+    """Communication by kind and group."""
+    rows = table("communication", "group", ">ranks", ">count", ">sent", ">time", ">exposed")
+    for row in summary.communication:
+        style = _BAD if row.exposed_ns else _GOOD
+        rows.add_row(
+            Text(row.kind or "collective"),
+            Text(row.group),
+            str(row.ranks) if row.ranks else "",
+            str(row.count),
+            format_nbytes(row.nbytes) if row.nbytes else "",
+            format_ns(row.busy_ns),
+            Text(format_ns(row.exposed_ns), style=style),
+        )
+    return rows
+
+
 def exposed_table(summary: Summary, limit: int = MOST_EXPOSED) -> Table:
     """The most exposed collectives, each with a sentence why."""
     rows = table("exposed collective", "group", ">exposed", ">of step", "why")
     for collective in summary.exposed[:limit]:
         rows.add_row(
-            Text(collective.name),
+            _name(collective),
             Text(collective.group),
             format_ns(collective.exposed_ns),
             f"{collective.share:.1%}",
@@ -98,6 +122,14 @@ def exposed_table(summary: Summary, limit: int = MOST_EXPOSED) -> Table:
         total = sum(collective.exposed_ns for collective in rest)
         rows.add_row(Text(f"{len(rest)} more", style=_DIM), "", format_ns(total), "", "")
     return rows
+
+
+def _name(collective: ExposedCollective) -> Text:
+    """The task's name, and under it where it comes from."""
+    name = Text(collective.name)
+    if collective.module:
+        name.append(f"\n{collective.module}", style=_DIM)
+    return name
 
 
 def priced_table(summary: Summary) -> Table:

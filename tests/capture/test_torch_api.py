@@ -1,0 +1,112 @@
+"""Each symbol taken from an underscore path of torch still does what we need of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from undertow.capture import torch_api
+from undertow.errors import UndertowError
+
+
+def test_the_installed_torch_is_supported() -> None:
+    torch_api.check_version(torch.__version__)
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.14.0+cu130", "3.13.0", "2.1"])
+def test_another_torch_is_refused_with_the_command_to_fix_it(version: str) -> None:
+    with pytest.raises(UndertowError, match=r"torch 2\.13\.x.*pip install"):
+        torch_api.check_version(version)
+
+
+def test_fake_mode_gives_shapes_without_memory() -> None:
+    with torch_api.new_fake_mode():
+        huge = torch.empty(10**7, 10**7) @ torch.empty(10**7, 3)
+    assert isinstance(huge, torch_api.FakeTensor)
+    assert isinstance(torch_api.new_fake_mode(), torch_api.FakeTensorMode)
+    assert huge.shape == (10**7, 3)
+    assert huge.device.type == "cpu"
+
+
+def test_truncated_normals_can_be_initialised_under_a_fake_mode() -> None:
+    with torch_api.new_fake_mode(), torch_api.fake_initialisation():
+        assert torch.nn.init.trunc_normal_(torch.empty(3)).shape == (3,)
+    assert torch.nn.init.trunc_normal_(torch.full((3,), 9.0)).abs().max() <= 2
+
+
+def test_fake_mode_takes_real_tensors_too() -> None:
+    with torch_api.new_fake_mode():
+        assert (torch.empty(2) + torch.ones(2)).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x.sum().item(), lambda x: x.nonzero(), lambda x: x[x > 0]]
+)
+def test_looking_at_values_raises_what_we_translate(look) -> None:  # type: ignore[no-untyped-def]
+    with torch_api.new_fake_mode(), pytest.raises(torch_api.UNTRACEABLE):
+        look(torch.empty(3))
+
+
+def test_dispatch_mode_sees_operations_below_autograd() -> None:
+    seen = []
+
+    class Mode(torch_api.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, requires_grad=True)
+    with Mode():
+        torch.autograd.grad((x * x).sum(), x)
+    assert seen.count(torch.ops.aten.mul.Tensor) >= 3  # one forward, two backward
+
+
+def test_sequence_numbers_tell_when_autograd_nodes_were_made() -> None:
+    x = torch.ones(2, requires_grad=True)
+    before = torch_api.sequence_number()
+    y = x * 2
+    after = torch_api.sequence_number()
+    assert before <= torch_api.node_sequence_number(y.grad_fn) < after
+
+
+def test_storage_key_is_shared_by_views_only() -> None:
+    x = torch.ones(4)
+    assert torch_api.storage_key(x) == torch_api.storage_key(x.view(2, 2).t())
+    assert torch_api.storage_key(x) != torch_api.storage_key(x.clone())
+
+
+def test_fake_store_makes_a_group_of_any_size() -> None:
+    dist.init_process_group("fake", rank=3, world_size=512, store=torch_api.fake_store())
+    try:
+        assert (dist.get_rank(), dist.get_world_size()) == (3, 512)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("all_gather_into_tensor", "Tensor input, int group_size, str group_name"),
+        ("reduce_scatter_tensor", "Tensor input, str reduce_op, int group_size, str group_name"),
+        ("all_reduce", "Tensor input, str reduce_op, str group_name"),
+        ("wait_tensor", "Tensor tensor"),
+    ],
+)
+def test_collectives_have_the_schema_we_call(name: str, arguments: str) -> None:
+    schema = getattr(torch_api.collectives, name).default._schema
+    declared = ", ".join(f"{arg.type} {arg.name}" for arg in schema.arguments)
+    assert declared.replace("Any", "str") == arguments or arguments in str(schema)
+
+
+def test_all_to_all_takes_split_sizes_and_a_group() -> None:
+    schema = torch_api.collectives.all_to_all_single.default._schema
+    names = [arg.name for arg in schema.arguments]
+    assert names == ["input", "output_split_sizes", "input_split_sizes", "group_name"]
+
+
+def test_operators_carry_a_schema_with_alias_information() -> None:
+    node = fx.Graph().call_function(torch.ops.aten.add_.Tensor)
+    assert node.target._schema.is_mutable
+    assert node.target._schema.arguments[0].alias_info.is_write

@@ -1,0 +1,1 @@
+"""From a model to one FX graph of its whole training step, parallelised, without its hardware."""

@@ -1,0 +1,234 @@
+"""An FX graph as a Program: a task per node, a buffer per storage, hazards from who touches what.
+
+Aliases are found by the storages of the nodes' fake values, mutations by schemas. `getitem` nodes
+are no tasks: they are part of what they pick from. Placeholders and attributes are inputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from undertow.capture import torch_api
+from undertow.errors import ProgramError
+from undertow.graph.collectives import CollectiveCall, collective_call, is_wait
+from undertow.graph.describe import HOST_OPERATORS, describe
+from undertow.graph.nodes import nodes_in, number, tensors_of, written_nodes
+from undertow.program import Lifetime, Program, ProgramBuilder
+
+GroupRanks = Mapping[str, tuple[str, tuple[int, ...]]]
+"""The name that a graph's collectives carry -> a name for people, and the group's ranks."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A Program and the graph that it came from.
+
+    `nodes[i]` is the node of task i. `notes` are things that a reader of predictions should know.
+    """
+
+    program: Program
+    nodes: tuple[fx.Node, ...]
+    notes: tuple[str, ...]
+
+
+def convert(
+    graph: fx.Graph,
+    groups: GroupRanks | None = None,
+    *,
+    name: str = "step",
+    donated: Collection[str] = (),
+) -> Converted:
+    """The Program of a graph whose nodes carry fake values in `meta["val"]`.
+
+    `donated` names the placeholders that may be freed after their last use. Groups that are not in
+    `groups` are looked up in the running job, and left without ranks if there is none.
+    """
+    conversion = _Conversion(graph, groups or {}, name, frozenset(donated))
+    for node in graph.nodes:
+        conversion.add(node)
+    return Converted(
+        conversion.builder.build(), tuple(conversion.nodes), tuple(dict.fromkeys(conversion.notes))
+    )
+
+
+class _Conversion:
+    """The state of one walk over a graph."""
+
+    def __init__(
+        self, graph: fx.Graph, groups: GroupRanks, name: str, donated: frozenset[str]
+    ) -> None:
+        self.builder = ProgramBuilder(name)
+        self.groups, self.donated = groups, donated
+        self.nodes: list[fx.Node] = []
+        self.notes: list[str] = []
+        self._outputs = {
+            torch_api.storage_key(tensor)
+            for node in graph.nodes
+            if node.op == "output"
+            for arg in nodes_in(node.args)
+            for tensor in tensors_of(arg)
+        }
+        self._buffer_of: dict[int, int] = {}  # storage -> buffer
+        self._buffers: dict[fx.Node, tuple[int, ...]] = {}  # node -> what its value is held in
+        self._task_of: dict[fx.Node, int] = {}
+        self._through: dict[
+            fx.Node, int
+        ] = {}  # nodes that users must follow although no buffer says so
+        self._starts: dict[int, int] = {}  # buffer -> the start that last wrote it
+        self._streams: dict[str, int] = {}
+        self._last_random = -1
+
+    def add(self, node: fx.Node) -> None:
+        if node.op in ("placeholder", "get_attr"):
+            lifetime = Lifetime.DONATED if node.name in self.donated else Lifetime.INPUT
+            self._buffers[node] = self._hold(node, lifetime)
+        elif node.op == "call_function":
+            self._add_call(node)
+        elif node.op != "output":
+            raise ProgramError(
+                f"node {node.name!r} is a {node.op}; trace the model to a graph of operators first"
+            )
+
+    def _add_call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            self._pick(node)
+            return
+        call = collective_call(node)
+        if call is not None:
+            task = self._add_start(node, call)
+        elif is_wait(node):
+            task = self._add_wait(node)
+        else:
+            task = self._add_other(node)
+        self._task_of[node] = task
+        self.nodes.append(node)
+
+    def _pick(self, node: fx.Node) -> None:
+        """One of several results: the task that made it, and its own buffer among that task's."""
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if source in self._task_of:
+            self._task_of[node] = self._task_of[source]
+        if source in self._through:
+            self._through[node] = self._through[source]
+        self._buffers[node] = self._hold(node, Lifetime.INTERMEDIATE)
+
+    def _add_start(self, node: fx.Node, call: CollectiveCall) -> int:
+        written = self._held_by(call.written)
+        fresh = self._hold(node, Lifetime.INTERMEDIATE)
+        self._buffers[node] = tuple(dict.fromkeys(fresh + written))
+        task = self.builder.start(
+            node.name,
+            self._stream(call.group),
+            reads=self._held_by(call.read),
+            writes=self._buffers[node],
+            work=call.work,
+            after=self._after(node),
+            module=_place(node),
+        )
+        for buffer in self._buffers[node]:
+            self._starts[buffer] = task
+        return task
+
+    def _add_wait(self, node: fx.Node) -> int:
+        (source,) = list(nodes_in(node.args))[:1]
+        held = self._buffers[source]
+        starts = {self._starts[buffer] for buffer in held if buffer in self._starts}
+        for tensor in tensors_of(node):  # the result is the awaited tensor, under a new name
+            self._buffer_of.setdefault(torch_api.storage_key(tensor), held[0])
+        self._buffers[node] = held
+        if len(starts) != 1:
+            self.notes.append(
+                "the graph waits for collectives that it did not start; they count as done"
+            )
+            return self._view(node)
+        return self.builder.wait(
+            node.name, starts.pop(), writes=held, after=self._after(node), module=_place(node)
+        )
+
+    def _add_other(self, node: fx.Node) -> int:
+        reads = self._held_by(tuple(nodes_in((node.args, node.kwargs))))
+        mutated = self._held_by(tuple(written_nodes(node)))
+        made = self._hold(node, Lifetime.INTERMEDIATE)
+        self._buffers[node] = made
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet in HOST_OPERATORS or (not made and not mutated):
+            task = self.builder.host(
+                node.name, reads=reads, after=self._after(node), module=_place(node)
+            )
+            self._through[node] = task
+            return task
+        fresh = tuple(buffer for buffer in made if buffer not in reads)
+        if not fresh and not mutated:
+            return self._view(node)
+        task = self.builder.compute(
+            node.name,
+            reads=reads,
+            writes=tuple(dict.fromkeys(fresh + mutated)),
+            work=describe(node),
+            after=(*self._after(node), *self._after_random(node)),
+            module=_place(node),
+        )
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            self._last_random = task
+        return task
+
+    def _view(self, node: fx.Node) -> int:
+        task = self.builder.view(
+            node.name, reads=self._buffers[node], after=self._after(node), module=_place(node)
+        )
+        self._through[node] = task
+        return task
+
+    def _after(self, node: fx.Node) -> tuple[int, ...]:
+        """Views and host values among the arguments: they come first, and no buffer says so."""
+        sources = nodes_in((node.args, node.kwargs))
+        return tuple(dict.fromkeys(self._through[arg] for arg in sources if arg in self._through))
+
+    def _after_random(self, node: fx.Node) -> tuple[int, ...]:
+        """Operators that draw random numbers stay in sequence, so that each draws the same ones."""
+        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        return (self._last_random,) if draws and self._last_random >= 0 else ()
+
+    def _held_by(self, nodes: Collection[fx.Node]) -> tuple[int, ...]:
+        return tuple(
+            dict.fromkeys(buffer for arg in nodes for buffer in self._buffers.get(arg, ()))
+        )
+
+    def _hold(self, node: fx.Node, lifetime: Lifetime) -> tuple[int, ...]:
+        """The buffers that a node's tensors are in, made where a storage is new."""
+        found: list[int] = []
+        for tensor in tensors_of(node):
+            key = torch_api.storage_key(tensor)
+            if key not in self._buffer_of:
+                is_output = lifetime is Lifetime.INTERMEDIATE and key in self._outputs
+                suffix = f".{len(found)}" if found else ""
+                self._buffer_of[key] = self.builder.buffer(
+                    node.name + suffix,
+                    number(tensor.untyped_storage().nbytes()),
+                    Lifetime.OUTPUT if is_output else lifetime,
+                )
+            found.append(self._buffer_of[key])
+        return tuple(dict.fromkeys(found))
+
+    def _stream(self, group: str) -> int:
+        if group not in self._streams:
+            label, ranks = self.groups.get(group) or (group, torch_api.ranks_of_group(group))
+            self._streams[group] = self.builder.group(label, ranks)
+        return self._streams[group]
+
+
+def _place(node: fx.Node) -> str:
+    """Where a node comes from: the parameter that it gathers or reduces, or its module's path."""
+    meta = node.meta
+    if meta.get("param"):
+        return str(meta["param"])
+    if "module" in meta:
+        return str(meta["module"])
+    stack = meta.get("nn_module_stack")
+    return str(list(stack.values())[-1][0]) if stack else ""

@@ -1,0 +1,141 @@
+"""What a compute node costs on any device: its class, flops, bytes and shapes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from undertow.capture.flops import node_flops
+from undertow.graph.nodes import dtype_name, nodes_in, number, tensor_nbytes, tensors_of
+from undertow.program.model import OpClass, Work
+
+_aten = torch.ops.aten
+_MATMULS = frozenset(
+    getattr(_aten, name)
+    for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "dot")
+)
+_CONVOLUTIONS = frozenset({_aten.convolution, _aten.convolution_backward, _aten._convolution})
+_ATTENTIONS = frozenset(
+    getattr(_aten, name + suffix)
+    for name in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_flash_attention",
+        "_efficient_attention",
+    )
+    for suffix in ("", "_forward", "_backward")
+    if hasattr(_aten, name + suffix)
+)
+_REDUCTIONS = frozenset(
+    getattr(_aten, name)
+    for name in (
+        "sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all",
+        "var", "var_mean", "std", "norm", "linalg_vector_norm", "logsumexp", "cumsum",
+        "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+        "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
+        "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward",
+        "_fused_rms_norm", "_fused_rms_norm_backward",
+    )
+)  # fmt: skip
+_COPIES = frozenset(
+    getattr(_aten, name)
+    for name in (
+        "clone", "copy_", "copy", "cat", "stack", "_to_copy", "constant_pad_nd", "fill_", "zero_",
+        "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_full",
+        "arange", "slice_backward", "select_backward", "slice_scatter", "select_scatter",
+        "split_with_sizes_copy", "_chunk_cat", "repeat", "flip", "roll", "contiguous",
+    )
+)  # fmt: skip
+_GATHERS = frozenset(
+    getattr(_aten, name)
+    for name in (
+        "embedding", "index", "index_select", "gather", "take_along_dim", "nll_loss_forward",
+        "index_put", "index_put_", "index_add", "index_add_", "scatter", "scatter_", "scatter_add",
+        "scatter_add_", "embedding_dense_backward", "nll_loss_backward", "_unsafe_index",
+        "_unsafe_index_put", "masked_select", "sort", "topk",
+    )
+)  # fmt: skip
+# Read only the rows that their indices name, which are as many as they give out.
+_READ_WHAT_THEY_GIVE = frozenset(
+    getattr(_aten, name)
+    for name in ("embedding", "index", "index_select", "gather", "_unsafe_index", "take_along_dim",
+                 "nll_loss_forward")
+)  # fmt: skip
+_ALLOCATIONS = frozenset(
+    getattr(_aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty")
+)
+HOST_OPERATORS = frozenset({_aten._local_scalar_dense, _aten.is_nonzero, _aten.equal})
+"""Operators that read a value back, for which the host waits."""
+
+
+@lru_cache(maxsize=4096)
+def op_class(target: Any) -> OpClass:
+    """The class of an operator: by a table, else by the tags that torch gives it."""
+    packet = getattr(target, "overloadpacket", None)
+    for members, found in (
+        (_MATMULS, OpClass.MATMUL),
+        (_ATTENTIONS, OpClass.ATTENTION),
+        (_CONVOLUTIONS, OpClass.CONVOLUTION),
+        (_REDUCTIONS, OpClass.REDUCTION),
+        (_COPIES, OpClass.COPY),
+        (_GATHERS, OpClass.GATHER),
+    ):
+        if packet in members:
+            return found
+    tags = getattr(target, "tags", ())
+    if torch.Tag.pointwise in tags:
+        return OpClass.POINTWISE
+    return OpClass.OTHER
+
+
+def describe(node: fx.Node) -> Work:
+    """The description of a compute node, from the fake values of its arguments and results."""
+    inputs = [tensor for arg in nodes_in((node.args, node.kwargs)) for tensor in tensors_of(arg)]
+    outputs = tensors_of(node)
+    kind = op_class(node.target)
+    packet = getattr(node.target, "overloadpacket", None)
+    read = sum(map(tensor_nbytes, inputs))
+    written = sum(map(tensor_nbytes, outputs))
+    if packet in _READ_WHAT_THEY_GIVE and inputs:
+        read = min(read, read - tensor_nbytes(inputs[0]) + written)
+    if packet in _ALLOCATIONS:
+        written = 0
+    first = (inputs or outputs)[0] if inputs or outputs else None
+    return Work(
+        op=_name(node.target),
+        op_class=kind,
+        flops=node_flops(node),
+        nbytes_read=read,
+        nbytes_written=written,
+        dtype=dtype_name(first) if first is not None else "float32",
+        shape=_matmul_shape(inputs) if kind is OpClass.MATMUL else _shape(outputs),
+        inputs=tuple(_sizes(tensor) for tensor in inputs),
+    )
+
+
+def _name(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", None)
+    return str(packet) if packet is not None else getattr(target, "__name__", str(target))
+
+
+def _sizes(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(map(number, tensor.shape))
+
+
+def _shape(outputs: list[Tensor]) -> tuple[int, ...]:
+    return _sizes(outputs[0]) if outputs else ()
+
+
+def _matmul_shape(inputs: list[Tensor]) -> tuple[int, ...]:
+    """(batch, m, n, k) of a product; its two factors are the last two arguments of rank 2 or 3."""
+    factors = [_sizes(tensor) for tensor in inputs if tensor.dim() in (2, 3)][-2:]
+    if len(factors) < 2 or len(factors[0]) != len(factors[1]):
+        return ()
+    left, right = factors
+    batch = left[0] if len(left) == 3 else 1
+    return (batch, left[-2], right[-1], left[-1])

@@ -1,0 +1,331 @@
+"""`undertow.plan`: from a model's name and a cluster to a predicted step, with no GPU at hand.
+
+Capturing (torch, seconds) depends on the model and how it is parallelised; pricing and simulating
+(milliseconds) on the cluster too. The captured Program is therefore kept on disk, and planning the
+same step for another cluster of as many devices needs no torch at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from undertow.cache import cache_key, read_entry, source_digest, write_entry
+from undertow.cost.cluster import Cluster
+from undertow.cost.price import price
+from undertow.cost.sources import Source
+from undertow.errors import UndertowError
+from undertow.program import (
+    Bounds,
+    Order,
+    Program,
+    Timeline,
+    lower_bounds,
+    program_from_json,
+    program_to_json,
+    simulate,
+    verify,
+)
+from undertow.report.summary import Summary, summarise
+
+if TYPE_CHECKING:
+    from undertow.capture.models import Example
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done, and how much there is."""
+
+_ROOM = "steps"
+_CACHE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What is captured: everything that the graph of a step depends on."""
+
+    model: str
+    parallel: str = "fsdp"
+    ranks: int = 8
+    ranks_per_node: int = 8  # where the parallelism's usual mesh puts its inner dimension
+    mesh: tuple[tuple[str, int], ...] = ()  # empty: the usual one for the parallelism
+    batch: int = 1  # on each rank
+    seq: int | None = None  # None: the model's own
+    dtype: str = "bfloat16"  # of compute; parameters are kept, and gradients reduced, in float32
+    optimizer: str | None = None
+    checkpoint: bool = False
+    reshard_after_forward: bool = True
+
+
+@dataclass(frozen=True)
+class CapturedProgram:
+    """A step's Program, not yet priced, and what is known of its model."""
+
+    program: Program
+    mesh: Mapping[str, int]
+    parameters: int
+    samples: int
+    tokens: int
+    model_flops: int  # of one rank's forward and backward
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step predicted for a cluster.
+
+    `seconds` says where planning spent its time; `cached` whether the capture came from disk.
+    """
+
+    settings: StepSettings
+    cluster: Cluster
+    captured: CapturedProgram
+    program: Program  # priced
+    timeline: Timeline
+    bounds: Bounds
+    summary: Summary
+    device_nbytes: int
+    assumptions: tuple[str, ...]
+    cached: bool
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def utilisation(self) -> float:
+        """Model flops utilisation: the model's own arithmetic over what the device could do."""
+        peak = self.cluster.device.peak(self.settings.dtype)
+        step = self.timeline.total_ns / 1e9
+        return self.captured.model_flops / (step * peak) if step else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the device's memory."""
+        return self.timeline.peak_nbytes <= self.device_nbytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary's figures, and those of the model and its settings."""
+        step = self.timeline.total_ns / 1e9
+        return self.summary.to_json() | {
+            "settings": asdict(self.settings) | {"mesh": dict(self.captured.mesh)},
+            "cluster": self.cluster.name,
+            "device": self.cluster.device.name,
+            "ranks": self.settings.ranks,
+            "parameters": self.captured.parameters,
+            "tokens": self.captured.tokens,
+            "tokens_per_second": self.captured.tokens / step if step else 0.0,
+            "model_flops_per_rank": self.captured.model_flops,
+            "model_flops_utilisation": self.utilisation,
+            "device_memory_bytes": self.device_nbytes,
+            "fits": self.fits,
+            "assumptions": list(self.assumptions),
+            "notes": list(self.captured.notes),
+            "cached": self.cached,
+            "planning_seconds": dict(self.seconds),
+        }
+
+
+def plan(
+    model: str | Callable[[], Example],
+    cluster: str | Cluster = "h100x8",
+    parallel: str = "fsdp",
+    *,
+    mesh: Mapping[str, int] | None = None,
+    batch: int = 1,
+    seq: int | None = None,
+    dtype: str = "bfloat16",
+    optimizer: str | None = None,
+    checkpoint: bool = False,
+    reshard_after_forward: bool = True,
+    device_nbytes: int | None = None,
+    sources: Sequence[Source] = (),
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> PlannedStep:
+    """Predict the training step of a model on a cluster.
+
+    `model` is a name (`llama3-8b`), `hf:NAME`, `path/to/file.py:build`, or a function that builds
+    an `undertow.capture.models.Example`; `mesh` gives the sizes of the mesh's dimensions where the
+    usual ones for the parallelism will not do. `sources` are asked for costs before the model of
+    the cluster is. Steps of named models are kept in the cache, a user's own code is always run.
+
+        step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
+        print(step.summary.headline())
+    """
+    target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    if batch < 1 or (seq is not None and seq < 1):
+        raise UndertowError("batch and seq must be at least 1")
+    target.device.peak(dtype)  # refuse a dtype that the device has no figure for, before the work
+    settings = StepSettings(
+        model if isinstance(model, str) else getattr(model, "__name__", "model"),
+        parallel,
+        target.world_size,
+        target.devices_per_node,
+        tuple(mesh.items()) if mesh else (),
+        batch,
+        seq,
+        dtype,
+        optimizer,
+        checkpoint,
+        reshard_after_forward,
+    )
+    clock = _Clock()
+    report = progress or (lambda stage, done, total: None)
+    make = None if isinstance(model, str) else model
+    captured, cached = _capture(settings, make, cache, clock, report)
+    report("pricing", 0, 1)
+    priced = price(captured.program, target, sources)
+    clock.lap("price")
+    report("simulating", 0, 1)
+    order = Order.captured(priced.program)
+    verify(priced.program, order)
+    timeline, bounds = simulate(priced.program, order), lower_bounds(priced.program)
+    summary = summarise(priced.program, timeline, bounds)
+    clock.lap("simulate")
+    return PlannedStep(
+        settings,
+        target,
+        captured,
+        priced.program,
+        timeline,
+        bounds,
+        summary,
+        device_nbytes or target.device.memory_nbytes,
+        priced.assumptions,
+        cached,
+        clock.seconds,
+    )
+
+
+def _capture(
+    settings: StepSettings,
+    make: Callable[[], Example] | None,
+    cache: bool,
+    clock: _Clock,
+    report: Progress,
+) -> tuple[CapturedProgram, bool]:
+    """The step's Program, from the cache if it is there."""
+    # What a user's file imports can change without the file: their code is never cached.
+    key = _key(settings) if cache and make is None and ".py" not in settings.model else ""
+    entry = read_entry(_ROOM, key) if key else None
+    if entry is not None:
+        report("reading the captured step", 0, 1)
+        captured = _from_json(entry)
+        clock.lap("read")
+        return captured, True
+    captured = _trace(settings, make, clock, report)
+    if key:
+        write_entry(_ROOM, key, _to_json(captured))
+        clock.lap("keep")
+    return captured, False
+
+
+def _trace(
+    settings: StepSettings,
+    make: Callable[[], Example] | None,
+    clock: _Clock,
+    report: Progress,
+) -> CapturedProgram:
+    report("importing torch", 0, 1)
+    import torch
+
+    from undertow.capture.mesh import Mesh
+    from undertow.capture.models import load
+    from undertow.capture.parallelize import Options, mesh_for
+    from undertow.capture.trace import trace_step
+    from undertow.graph import convert
+
+    clock.lap("import torch")
+    if settings.mesh:
+        mesh = Mesh(dict(settings.mesh))
+    else:
+        mesh = mesh_for(settings.parallel, settings.ranks, settings.ranks_per_node)
+    if mesh.size != settings.ranks:
+        raise UndertowError(
+            f"the mesh {mesh} has {mesh.size} ranks and the cluster has {settings.ranks} devices; "
+            "they must be as many"
+        )
+    compute = getattr(torch, settings.dtype)
+    is_single = compute is torch.float32
+    options = Options(
+        settings.parallel,
+        param_dtype=None if is_single else compute,
+        reduce_dtype=None if is_single else torch.float32,
+        reshard_after_forward=settings.reshard_after_forward,
+        checkpoint=settings.checkpoint,
+    )
+    step = trace_step(
+        make or load(settings.model, settings.batch, settings.seq),
+        mesh,
+        options,
+        optimizer=settings.optimizer,
+        progress=report,
+    )
+    clock.lap("trace")
+    report("converting", 0, 1)
+    groups = {group.name: ("-".join(group.dims), group.ranks) for group in step.groups.values()}
+    converted = convert(step.graph_module.graph, groups, name=step.name or settings.model)
+    clock.lap("convert")
+    return CapturedProgram(
+        converted.program,
+        dict(mesh.dims),
+        step.parameters,
+        step.samples,
+        step.tokens,
+        step.model_flops,
+        converted.notes,
+    )
+
+
+# -- the cache ------------------------------------------------------------------------------------
+
+
+def _key(settings: StepSettings) -> str:
+    """Everything that a captured step depends on, our own sources included."""
+    here = Path(__file__).parent
+    sources = source_digest([here / room for room in ("capture", "graph", "program", "examples")])
+    versions = {name: _version(name) for name in ("torch", "transformers")}
+    if not settings.model.startswith("hf:"):
+        del versions["transformers"]
+    return cache_key(_CACHE_VERSION, asdict(settings), versions, sources)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _to_json(captured: CapturedProgram) -> dict[str, Any]:
+    return {
+        "program": program_to_json(captured.program),
+        "mesh": dict(captured.mesh),
+        "parameters": captured.parameters,
+        "samples": captured.samples,
+        "tokens": captured.tokens,
+        "model_flops": captured.model_flops,
+        "notes": list(captured.notes),
+    }
+
+
+def _from_json(entry: dict[str, Any]) -> CapturedProgram:
+    figures = {name: entry[name] for name in ("parameters", "samples", "tokens", "model_flops")}
+    return CapturedProgram(
+        program=program_from_json(entry["program"]),
+        mesh=entry["mesh"],
+        notes=tuple(entry["notes"]),
+        **figures,
+    )
+
+
+class _Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage], self._last = now - self._last, now
