@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from bench.harness import best_seconds, exponent, print_table, save_results
+from bench.harness import best_seconds, exponent, held, print_table, save_results
 from undertow.capture.mesh import Mesh
 from undertow.capture.models import Example
 from undertow.capture.trace import CapturedStep, trace_step
@@ -50,12 +50,14 @@ def main() -> None:
     ]
     print_table("FX to Program", ["nodes", "tasks", "seconds", "nodes/s"], rows)
     at_limit = seconds[-1] * _LIMIT_NODES / nodes[-1]
-    kept = at_limit < _LIMIT_SECONDS
-    print(
-        f"{'ok ' if kept else 'NOT'} {_LIMIT_NODES:,} nodes in {at_limit:.2f} s at the rate of the "
-        f"largest graph (limit {_LIMIT_SECONDS:g}); exponent {growth:.2f}"
+    kept = held(
+        at_limit < _LIMIT_SECONDS,
+        f"{_LIMIT_NODES:,} nodes in {at_limit:.2f} s at the rate of the largest graph "
+        f"(limit {_LIMIT_SECONDS:g}); exponent {growth:.2f}",
     )
     save_results("graph", {"nodes": nodes, "tasks": tasks, "seconds": seconds, "exponent": growth})
+    if not kept:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

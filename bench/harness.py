@@ -45,6 +45,12 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         print("  " + "  ".join(cells))
 
 
+def held(kept: bool, sentence: str) -> bool:
+    """Print whether a limit is kept; a benchmark whose limits are not exits with 1."""
+    print(f"{'ok ' if kept else 'NOT'} {sentence}")
+    return kept
+
+
 def save_results(name: str, data: dict[str, Any]) -> None:
     """Write bench/results/NAME.json with the date and the machine."""
     RESULTS.mkdir(exist_ok=True)

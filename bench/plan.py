@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from bench.harness import print_table, save_results
+from bench.harness import held, print_table, save_results
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,18 @@ def main() -> None:
             figures = [f"{found['seconds']:.1f}", f"{found['gib']:.2f}", str(found["tasks"])]
             rows.append([name, state, *figures, stages])
     print_table("planning", ["model", "cache", "seconds", "GiB", "tasks", "stages (s)"], rows)
-    for case in cases:
-        cold = results[case.name]["cold"]
-        kept = cold["seconds"] < case.limit_seconds and cold["gib"] < case.limit_gib
-        print(
-            f"{'ok ' if kept else 'NOT'} {case.name}: {cold['seconds']:.1f} s of "
-            f"{case.limit_seconds:g}, {cold['gib']:.2f} GiB of {case.limit_gib:g}"
+    kept = [
+        held(
+            cold["seconds"] < case.limit_seconds and cold["gib"] < case.limit_gib,
+            f"{case.name}: {cold['seconds']:.1f} s of {case.limit_seconds:g}, "
+            f"{cold['gib']:.2f} GiB of {case.limit_gib:g}",
         )
+        for case in cases
+        for cold in [results[case.name]["cold"]]
+    ]
     save_results("plan", {"plans": results})
+    if not all(kept):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

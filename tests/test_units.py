@@ -22,6 +22,11 @@ def test_a_size_that_is_none_gets_a_sentence(text):
         parse_nbytes(text)
 
 
+def test_a_size_beyond_all_sense_gets_a_sentence():
+    with pytest.raises(UndertowError, match="more than makes sense"):
+        parse_nbytes("1e400")
+
+
 @pytest.mark.parametrize(("text", "ns"), [("1us", 1000), ("2.5ms", 2_500_000), ("3 s", 3 * 10**9)])
 def test_times(text, ns):
     assert parse_ns(text) == ns
@@ -41,3 +46,5 @@ def test_what_is_printed_is_read_back_to_four_figures(value: int):
 def test_unknown_names_suggest_the_nearest():
     assert unknown_name("device", "H10", ["h100", "mi300x"]).endswith("did you mean 'h100'?")
     assert unknown_name("device", "zzz", ["h100"]).endswith("known: h100")
+    many = [f"name{k}" for k in range(1000)]
+    assert unknown_name("model", "zzz", many).endswith("name19 and 980 more")

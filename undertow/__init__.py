@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from undertow.capture.parallelize import parallelize
     from undertow.cost.cluster import Cluster
     from undertow.cost.price import price
+    from undertow.graph.schedule_graph import schedule_graph
     from undertow.planner import PlannedStep, plan
     from undertow.program import (
         Order,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         simulate,
         verify,
     )
+    from undertow.schedule.limits import Limits
+    from undertow.schedule.plan import Plan
 
 __version__ = "0.1.0"
 
@@ -37,6 +40,9 @@ _HOMES = {
     "PlannedStep": "undertow.planner",
     "parallelize": "undertow.capture.parallelize",
     "plan": "undertow.planner",
+    "schedule_graph": "undertow.graph.schedule_graph",
+    "Limits": "undertow.schedule.limits",
+    "Plan": "undertow.schedule.plan",
     "price": "undertow.cost.price",
     "Order": "undertow.program",
     "Program": "undertow.program",
@@ -52,8 +58,10 @@ _HOMES = {
 
 __all__ = [
     "Cluster",
+    "Limits",
     "Mesh",
     "Order",
+    "Plan",
     "PlannedStep",
     "Program",
     "ProgramBuilder",
@@ -66,6 +74,7 @@ __all__ = [
     "parse_program",
     "plan",
     "price",
+    "schedule_graph",
     "simulate",
     "verify",
 ]

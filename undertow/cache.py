@@ -35,12 +35,15 @@ def cache_key(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def source_digest(folders: Iterable[Path]) -> str:
-    """A digest of all Python files in these folders: what they make changes when they do."""
+def source_digest(places: Iterable[Path]) -> str:
+    """A digest of these Python files and of all in these folders: what they make changes when they
+    do."""
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    for place in places:
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        for path in files:
+            name = path.relative_to(place.parent).as_posix()
+            digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 

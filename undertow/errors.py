@@ -10,6 +10,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MOST_SHOWN = 20  # names in a list of known ones
+
 
 class UndertowError(Exception):
     """Base of everything undertow raises on purpose."""
@@ -43,4 +45,6 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     if near:
         guesses = " or ".join(repr(str(by_lower[n])) for n in near)
         return f"unknown {what} {name!r}; did you mean {guesses}?"
-    return f"unknown {what} {name!r}; known: {', '.join(names)}"
+    shown = ", ".join(names[:_MOST_SHOWN])
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return f"unknown {what} {name!r}; known: {shown}{more}"

@@ -1,4 +1,4 @@
-"""`undertow.plan`: from a model's name and a cluster to a predicted step, with no GPU at hand.
+"""`undertow.plan`: from a model's name and a cluster to a planned step, with no GPU at hand.
 
 Capturing (torch, seconds) depends on the model and how it is parallelised; pricing and simulating
 (milliseconds) on the cluster too. The captured Program is therefore kept on disk, and planning the
@@ -7,18 +7,18 @@ same step for another cluster of as many devices needs no torch at all.
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undertow.cache import cache_key, read_entry, source_digest, write_entry
 from undertow.cost.cluster import Cluster
-from undertow.cost.price import price
+from undertow.cost.price import price, repricer
 from undertow.cost.sources import Source
-from undertow.errors import UndertowError
+from undertow.errors import UndertowError, unknown_name
 from undertow.program import (
     Bounds,
     Order,
@@ -30,15 +30,22 @@ from undertow.program import (
     simulate,
     verify,
 )
+from undertow.progress import Clock, Progress
 from undertow.report.summary import Summary, summarise
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan
+from undertow.schedule.solve import Solution, apply_solution, solve
 
 if TYPE_CHECKING:
     from undertow.capture.models import Example
 
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and how much there is."""
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""What a step can be computed in."""
 
 _ROOM = "steps"
+_log = logging.getLogger(__name__)
+# Parallelisms whose usual mesh does not depend on how many devices a node has.
+_FLAT = ("none", "ddp", "fsdp", "tp")
 _CACHE_VERSION = 1
 
 
@@ -74,7 +81,7 @@ class CapturedProgram:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step predicted for a cluster.
+    """A step predicted for a cluster, as captured and as undertow schedules it.
 
     `seconds` says where planning spent its time; `cached` whether the capture came from disk.
     """
@@ -83,9 +90,11 @@ class PlannedStep:
     cluster: Cluster
     captured: CapturedProgram
     program: Program  # priced
-    timeline: Timeline
+    timeline: Timeline  # as captured
     bounds: Bounds
     summary: Summary
+    solution: Solution | None  # as planned; None where only the captured order was asked for
+    planned: Summary | None
     device_nbytes: int
     assumptions: tuple[str, ...]
     cached: bool
@@ -120,8 +129,20 @@ class PlannedStep:
             "fits": self.fits,
             "assumptions": list(self.assumptions),
             "notes": list(self.captured.notes),
+            "planned": self._planned_json(),
             "cached": self.cached,
             "planning_seconds": dict(self.seconds),
+        }
+
+    def _planned_json(self) -> dict[str, Any] | None:
+        if self.planned is None or self.solution is None:
+            return None
+        buckets = self.solution.plan.buckets
+        return self.planned.to_json() | {
+            "buckets": len(buckets),
+            "merged_collectives": sum(len(bucket.members) for bucket in buckets),
+            "fits": self.solution.timeline.peak_nbytes <= self.device_nbytes,
+            "digest": self.solution.plan.digest,
         }
 
 
@@ -138,6 +159,9 @@ def plan(
     checkpoint: bool = False,
     reshard_after_forward: bool = True,
     device_nbytes: int | None = None,
+    limits: Limits | None = None,
+    merge: bool = True,
+    schedule: bool | Plan = True,
     sources: Sequence[Source] = (),
     cache: bool = True,
     progress: Progress | None = None,
@@ -149,13 +173,21 @@ def plan(
     usual ones for the parallelism will not do. `sources` are asked for costs before the model of
     the cluster is. Steps of named models are kept in the cache, a user's own code is always run.
 
+    The step is scheduled within `limits` (by default its own captured peak memory) and collectives
+    are merged where that helps, unless `merge` is False. `schedule` may be a Plan, which is applied
+    instead, or False for the captured order alone.
+
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
-        print(step.summary.headline())
+        print(step.summary.headline(), step.planned.headline())
     """
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     if batch < 1 or (seq is not None and seq < 1):
         raise UndertowError("batch and seq must be at least 1")
-    target.device.peak(dtype)  # refuse a dtype that the device has no figure for, before the work
+    if dtype not in DTYPES:
+        raise UndertowError(unknown_name("dtype", dtype, DTYPES))
+    target.device.peak(dtype)  # refuse what the device has no figure for, before the work
+    if device_nbytes is not None and device_nbytes <= 0:
+        raise UndertowError("the memory of a device must be more than nothing")
     settings = StepSettings(
         model if isinstance(model, str) else getattr(model, "__name__", "model"),
         parallel,
@@ -169,7 +201,7 @@ def plan(
         checkpoint,
         reshard_after_forward,
     )
-    clock = _Clock()
+    clock = Clock()
     report = progress or (lambda stage, done, total: None)
     make = None if isinstance(model, str) else model
     captured, cached = _capture(settings, make, cache, clock, report)
@@ -182,6 +214,15 @@ def plan(
     timeline, bounds = simulate(priced.program, order), lower_bounds(priced.program)
     summary = summarise(priced.program, timeline, bounds)
     clock.lap("simulate")
+    solution = None
+    if schedule is not False:
+        report("scheduling", 0, 1)
+        reprice = repricer(target, sources)
+        if isinstance(schedule, Plan):
+            solution = apply_solution(priced.program, schedule, reprice)
+        else:
+            solution = solve(priced.program, limits, reprice=reprice, should_merge=merge)
+        clock.lap("schedule")
     return PlannedStep(
         settings,
         target,
@@ -190,18 +231,27 @@ def plan(
         timeline,
         bounds,
         summary,
-        device_nbytes or target.device.memory_nbytes,
+        solution,
+        _summarise_solution(solution),
+        target.device.memory_nbytes if device_nbytes is None else device_nbytes,
         priced.assumptions,
         cached,
         clock.seconds,
     )
 
 
+def _summarise_solution(solution: Solution | None) -> Summary | None:
+    if solution is None:
+        return None
+    program = solution.merged.program
+    return summarise(program, solution.timeline, lower_bounds(program))
+
+
 def _capture(
     settings: StepSettings,
     make: Callable[[], Example] | None,
     cache: bool,
-    clock: _Clock,
+    clock: Clock,
     report: Progress,
 ) -> tuple[CapturedProgram, bool]:
     """The step's Program, from the cache if it is there."""
@@ -210,9 +260,13 @@ def _capture(
     entry = read_entry(_ROOM, key) if key else None
     if entry is not None:
         report("reading the captured step", 0, 1)
-        captured = _from_json(entry)
-        clock.lap("read")
-        return captured, True
+        try:
+            captured = _from_json(entry)
+        except (KeyError, TypeError, UndertowError) as error:
+            _log.warning("ignoring a captured step in the cache of the wrong form: %s", error)
+        else:
+            clock.lap("read")
+            return captured, True
     captured = _trace(settings, make, clock, report)
     if key:
         write_entry(_ROOM, key, _to_json(captured))
@@ -223,7 +277,7 @@ def _capture(
 def _trace(
     settings: StepSettings,
     make: Callable[[], Example] | None,
-    clock: _Clock,
+    clock: Clock,
     report: Progress,
 ) -> CapturedProgram:
     report("importing torch", 0, 1)
@@ -283,7 +337,10 @@ def _trace(
 def _key(settings: StepSettings) -> str:
     """Everything that a captured step depends on, our own sources included."""
     here = Path(__file__).parent
-    sources = source_digest([here / room for room in ("capture", "graph", "program", "examples")])
+    rooms = ("capture", "graph", "program", "examples")
+    sources = source_digest([Path(__file__), *(here / room for room in rooms)])
+    if settings.mesh or settings.parallel in _FLAT:
+        settings = replace(settings, ranks_per_node=0)
     versions = {name: _version(name) for name in ("torch", "transformers")}
     if not settings.model.startswith("hf:"):
         del versions["transformers"]
@@ -317,15 +374,3 @@ def _from_json(entry: dict[str, Any]) -> CapturedProgram:
         notes=tuple(entry["notes"]),
         **figures,
     )
-
-
-class _Clock:
-    """Seconds per stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage], self._last = now - self._last, now

@@ -24,6 +24,7 @@ _BYTE_UNITS = {
     "tib": 2**40,
 }
 _NS_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
+_MOST = 1 << 62  # what 64 bits hold, with room to add
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)\s*")
 
 
@@ -49,7 +50,10 @@ def _parse(text: str, units: dict[str, int], wanted: str) -> int:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise UndertowError(f"{text!r} is not {wanted}")
-    return round(Fraction(match[1]) * units[match[2].lower()])
+    value = round(Fraction(match[1]) * units[match[2].lower()])
+    if value > _MOST:
+        raise UndertowError(f"{text!r} is more than makes sense here")
+    return value
 
 
 def format_nbytes(nbytes: int) -> str:

@@ -138,7 +138,7 @@ def test_flops_are_six_per_parameter_and_token_and_those_of_attention() -> None:
         p.numel() for p in load("llama3-debug", seq=16)().model.parameters() if p.dim() == 2
     )
     embedding, pairs = 512 * 64, 16 * 17 // 2
-    attention = 2 * (4 + 10) * pairs * 64  # layers, (forward + backward), causal pairs, width
+    attention = 2 * (4 + 8) * pairs * 64  # layers, (forward + backward), causal pairs, width
     assert step.model_flops == 6 * (matrices - embedding) * 16 + attention
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -108,6 +109,14 @@ def test_a_broken_cache_entry_is_made_again(undertow: Run, tmp_path: Path, caplo
     data = undertow("plan", "llama3-debug", "--json").json
     assert not data["cached"]
     assert "cannot be read" in caplog.text
+    entry.write_bytes(gzip.compress(b"{}"))  # well formed, and of the wrong form
+    assert not undertow("plan", "llama3-debug", "--json").json["cached"]
+    assert "of the wrong form" in caplog.text
+
+
+def test_nodes_of_another_size_use_the_same_captured_step(undertow: Run) -> None:
+    undertow("plan", "llama3-debug", "--cluster", "2xh100x8", "--json")
+    assert undertow("plan", "llama3-debug", "--cluster", "4xa100x4", "--json").json["cached"]
 
 
 def test_trace_and_program_are_written(undertow: Run, tmp_path: Path) -> None:
@@ -147,11 +156,16 @@ def test_options_change_the_step(undertow: Run) -> None:
         (["gpt2-debug", "--cluster", "h10x8"], "did you mean 'h100'"),
         (["gpt2-debug", "--parallel", "fdsp"], "did you mean 'fsdp'"),
         (["gpt2-debug", "--optimizer", "adam"], "did you mean 'adamw'"),
-        (["gpt2-debug", "--dtype", "bfloat8"], "bfloat8"),
+        (["gpt2-debug", "--dtype", "bfloat61"], "did you mean 'bfloat16'"),
+        (["gpt2-debug", "--dtype", "tf32"], "unknown dtype 'tf32'"),
+        (["gpt2-debug", "--device-memory", "0"], "must be more than nothing"),
+        (["gpt2-debug", "--mesh", "dp=8,dp=8"], "two sizes for dimension 'dp'"),
         (["gpt2-debug", "--mesh", "dp"], "not the size of a dimension"),
         (["gpt2-debug", "--mesh", "dp=4"], "4 ranks and the cluster has 8"),
         (["gpt2-debug", "--device-memory", "much"], "is not a size"),
         (["gpt2-debug", "--batch", "0"], "at least 1"),
+        (["gpt2-debug", "--memory", "lots"], "is not a memory limit"),
+        (["gpt2-debug", "--plan", "absent.json"], "cannot read absent.json"),
         (["absent.py:build"], "there is no file absent.py"),
         (["gpt2-debug", "--trace", "/nowhere/t.json"], "cannot write /nowhere/t.json"),
     ],
@@ -164,6 +178,44 @@ def test_mistakes_get_a_sentence(undertow: Run, arguments: list[str], sentence: 
     assert result.err.count("\n") == 1
 
 
+def test_what_a_script_prints_is_not_among_the_json(undertow: Run, tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text("print('hello')\n" + MLP)
+    result = undertow("plan", f"{tmp_path / 'loud.py'}:build", "--json")
+    assert result.json["tasks"] > 0
+    assert "hello" in result.err
+
+
+def test_a_script_may_import_what_lies_beside_it(undertow: Run, tmp_path: Path) -> None:
+    (tmp_path / "sizes_of_mine.py").write_text("WIDTH = 64\n")
+    (tmp_path / "mine.py").write_text("from sizes_of_mine import WIDTH\n" + MLP)
+    assert undertow("plan", f"{tmp_path / 'mine.py'}:build", "--json").code == 0
+
+
+def test_a_script_that_needs_a_length_says_so(undertow: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MLP.replace("batch=1", "batch, seq"))
+    result = undertow("plan", f"{tmp_path / 'mine.py'}:build")
+    assert (result.code, "give --seq" in result.err) == (2, True)
+    assert undertow("plan", f"{tmp_path / 'mine.py'}:build", "--seq", "8", "--json").code == 0
+
+
+@pytest.mark.parametrize("error", ["raise ValueError('mine')", "import sys; sys.exit(3)"])
+def test_a_script_that_fails_in_backward_or_leaves_is_told_apart(
+    undertow: Run, tmp_path: Path, error: str
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "class Odd(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n        return x * 2\n"
+        f"    @staticmethod\n    def backward(ctx, grad):\n        {error}\n\n"
+        "def build():\n    return nn.Linear(4, 4), torch.ones(2, 4), lambda y: Odd.apply(y).sum()\n"
+    )
+    result = undertow("plan", f"{script}:build")
+    assert result.code == 2
+    assert f'File "{script}"' in result.err
+    assert "planner.py" not in result.err
+
+
 def test_a_script_that_fails_shows_its_own_traceback(undertow: Run, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("def helper():\n    return 1 / 0\n\ndef build():\n    return helper()\n")
@@ -172,6 +224,44 @@ def test_a_script_that_fails_shows_its_own_traceback(undertow: Run, tmp_path: Pa
     assert f'File "{script}", line 2, in helper' in result.err
     assert "ZeroDivisionError" in result.err
     assert "planner.py" not in result.err
+
+
+def test_captured_and_planned_are_shown_side_by_side(undertow: Run) -> None:
+    result = undertow("plan", "llama3-debug", "--cluster", "2xh100x8")
+    assert "captured" in result.out
+    assert "planned" in result.out
+    data = undertow("plan", "llama3-debug", "--cluster", "2xh100x8", "--json").json
+    assert data["planned"]["step_seconds"] < data["step_seconds"]
+    assert data["planned"]["peak_bytes"] <= data["peak_bytes"]
+    assert data["planned"]["step_seconds"] >= data["planned"]["bound_seconds"]
+
+
+def test_a_saved_plan_is_applied_again_and_refused_for_another_step(
+    undertow: Run, tmp_path: Path
+) -> None:
+    saved = tmp_path / "plan.json"
+    first = undertow("plan", "llama3-debug", "--save-plan", saved, "--json").json["planned"]
+    again = undertow("plan", "llama3-debug", "--plan", saved, "--json").json["planned"]
+    assert again == first
+    refused = undertow("plan", "gpt2-debug", "--plan", saved)
+    assert refused.code == 2
+    assert "made for another step" in refused.err
+
+
+def test_the_memory_limit_is_kept(undertow: Run) -> None:
+    def planned(*options: str) -> dict:
+        return undertow("plan", "llama3-debug", *options, "--json").json["planned"]
+
+    free, tight = planned("--memory", "none"), planned()
+    assert free["step_seconds"] <= tight["step_seconds"]
+    assert planned("--memory", "+100%")["step_seconds"] <= tight["step_seconds"]
+    assert planned("--no-merge")["buckets"] == 0
+
+
+def test_the_captured_order_alone(undertow: Run, tmp_path: Path) -> None:
+    assert undertow("plan", "gpt2-debug", "--captured-only", "--json").json["planned"] is None
+    result = undertow("plan", "gpt2-debug", "--captured-only", "--save-plan", tmp_path / "p")
+    assert (result.code, "makes no plan" in result.err) == (2, True)
 
 
 def test_parse_mesh_refuses_nonsense() -> None:

@@ -44,6 +44,18 @@ def test_trace_and_picture_are_written_whole(
     assert {p.name for p in tmp_path.iterdir()} == {"program.json", "t.json", "p.svg"}
 
 
+def test_a_program_without_times_is_refused_and_not_taken_for_free(undertow: Run) -> None:
+    result = undertow("simulate", PROGRAM)
+    assert result.code == 2
+    assert "described but have no time; price them for a cluster" in result.err
+    assert undertow("simulate", PROGRAM, "--cluster", "8xh100x8").code == 0
+
+
+def test_two_outputs_in_one_file_are_refused(undertow: Run, program_file: Path) -> None:
+    result = undertow("simulate", program_file, "--trace", "x.json", "--svg", "./x.json")
+    assert (result.code, "give each its own file" in result.err) == (2, True)
+
+
 def test_an_order_from_a_file_is_used(undertow: Run, program_file: Path, tmp_path: Path) -> None:
     order = tmp_path / "order.json"
     names = ["gather1", "gather2", "norm", "ready1", "layer1", "ready2", "layer2"]

@@ -205,3 +205,16 @@ def test_no_task_is_charged_more_than_alone_and_no_buffer_more_than_twice(progra
         touched = {b for i in members for b in program.tasks[i].reads + program.tasks[i].writes}
         total = sum(charged[i] or 0 for i in members)
         assert total <= 2 * sum(program.buffers[b].nbytes for b in touched)
+
+
+def test_what_uses_a_reduction_over_more_than_a_chip_holds_reads_again():
+    """norm(x), then x / norm: one region for short rows, two passes over x for one long row."""
+    for rows, regions in ((1 << 20, [0, 0]), (1, [-1, -1])):
+        builder = ProgramBuilder("norm")
+        x, n = builder.input("x", 1 << 30), builder.buffer("n", 4 * rows)
+        y = builder.output("y", 1 << 30)
+        norm = Work("aten.norm", OpClass.REDUCTION, 0, 1 << 30, 4 * rows, shape=(rows,))
+        divide = Work("aten.div", OpClass.POINTWISE, 0, (1 << 30) + 4 * rows, 1 << 30)
+        builder.compute("norm", reads=[x], writes=[n], work=norm)
+        builder.compute("divide", reads=[x, n], writes=[y], work=divide)
+        assert find_regions(builder.build()) == regions

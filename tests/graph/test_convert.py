@@ -12,8 +12,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from undertow.capture.mesh import fake_world
+from undertow.cost.cluster import Cluster
+from undertow.cost.price import price
 from undertow.errors import ProgramError
 from undertow.graph import convert
+from undertow.graph.nodes import number
 from undertow.program import CollectiveKind, Kind, OpClass, Order, profile_memory, verify
 
 ops = torch.ops._c10d_functional
@@ -174,6 +177,47 @@ def test_views_are_no_work_and_share_their_buffer():
     assert program.buffers[view.reads[0]].lifetime == "input"
 
 
+def test_a_scaled_product_has_the_shape_of_its_factors():
+    def step(a, b, sa, sb):
+        return torch._scaled_mm(a, b, sa, sb, out_dtype=torch.bfloat16)
+
+    fp8 = torch.float8_e4m3fn
+    a, b = torch.ones(64, 32).to(fp8), torch.ones(16, 32).to(fp8).t()
+    program = program_of(step, a, b, torch.ones(64, 1), torch.ones(1, 16))
+    (work,) = [task.work for task in program.tasks if task.work]
+    assert work.shape == (1, 64, 16, 32)
+
+
+def test_allocations_take_memory_and_no_time():
+    program = program_of(lambda x: torch.empty_like(x).copy_(x), X)
+    priced = price(program, Cluster.parse("h100x8")).program
+    assert priced.tasks[0].ns == 0
+    assert not priced.tasks[0].launches
+    assert profile_memory(program).peak_nbytes == 2 * X.nbytes
+
+
+def test_what_is_written_in_place_counts_as_written():
+    def step(p, g, m, v):
+        torch.ops.aten._fused_adamw_.default(
+            [p], [g], [m], [v], [], [torch.ones(())], lr=1e-3, beta1=0.9, beta2=0.99,
+            weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        return p
+
+    program = program_of(step, *(torch.ones(1024) for _ in range(4)))
+    work = next(task.work for task in program.tasks if task.work and "adamw" in task.work.op)
+    assert work.nbytes_read >= 4 * 4096
+    assert work.nbytes_written >= 3 * 4096
+
+
+def test_a_size_that_nobody_knows_gets_a_sentence():
+    class Unknown:
+        node = None
+
+    with pytest.raises(ProgramError, match="not known before the step runs"):
+        number(Unknown())
+
+
 def test_random_operators_keep_their_sequence():
     program = program_of(lambda x: (torch.rand_like(x), torch.rand_like(x)), X)
     assert [(h.src, h.dst) for h in program.hazards] == [(0, 1)]
@@ -229,7 +273,7 @@ def mlp_step():
 
 
 def test_flops_and_shapes_of_matmuls_are_described():
-    module, parameters, x, model = mlp_step()
+    module, _, x, model = mlp_step()
     program = convert(module.graph).program
     with FlopCounterMode(display=False) as counter:
         model(x).pow(2).sum().backward()

@@ -86,7 +86,7 @@ def test_descriptions_modules_and_sources_are_kept():
                 "name": "x",
                 "tasks": [{"name": "a", "kind": "compute", "ns": 1.5}],
             },
-            "task 'a': ns must be a whole number",
+            "task 'a' has 1.5 ns; that must be a whole number",
         ),
         (
             {
@@ -96,6 +96,32 @@ def test_descriptions_modules_and_sources_are_kept():
                 "tasks": [{"name": "a", "kind": "dance"}],
             },
             "right form",
+        ),
+        *(
+            ({"format": "undertow program", "version": 1, "name": "x", "tasks": [], **broken}, told)
+            for broken, told in [
+                ({"buffers": [{"name": "b", "nbytes": float("nan")}]}, "must be a whole number"),
+                ({"buffers": [{"name": "b", "nbytes": 2**63 - 1}]}, "makes no sense"),
+                ({"buffers": [{"name": "b", "nbytes": True}]}, "must be a whole number"),
+                ({"machine": {"launch_ns": 1.5}}, "must be a whole number"),
+                ({"groups": [{"name": "g", "ranks": [0, 1.5]}]}, "ranks of group 'g'"),
+                ({"groups": [{"name": "g", "links": "inter"}]}, "must be a list of names"),
+                ({"policies": [[None, "a"]]}, "names None as a task"),
+                ({"tasks": [{"name": "a", "kind": "compute", "ns": 2**70}]}, "makes no sense"),
+                ({"tasks": [{"name": "a", "kind": "compute", "launches": "no"}]}, "true or false"),
+                (
+                    {
+                        "tasks": [
+                            {
+                                "name": "a",
+                                "kind": "compute",
+                                "work": {"op": "mm", "op_class": "matmul", "shape": ["4"]},
+                            }
+                        ]
+                    },
+                    "'4' in its work must be a whole number",
+                ),
+            ]
         ),
     ],
 )
@@ -117,6 +143,13 @@ def test_files_that_cannot_be_read_get_a_sentence(tmp_path):
     truncated.write_text(json.dumps(program_to_json(parse_program("a compute 1us")))[:-10])
     with pytest.raises(FileError, match="not JSON, or is cut off"):
         load_program(truncated)
+
+
+def test_json_nested_without_end_gets_a_sentence(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(FileError, match="is not JSON"):
+        load_program(path)
 
 
 def test_a_saved_program_loads(tmp_path):

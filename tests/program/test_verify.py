@@ -125,6 +125,21 @@ def test_every_order_that_breaks_a_hazard_is_found(rng: random.Random, size: int
     assert bool(find_violations(program, order)) == broken
 
 
+def test_an_output_is_in_flight_until_a_wait_that_names_it():
+    program = parse_program("""
+        group g
+        input x 1B
+        buffer y 1B
+        buffer z 1B
+        s start g 5us reads x writes y z
+        wy wait s writes y
+        wz wait s writes z
+        use compute 1us reads z
+    """)
+    lossy = replace(program, hazards=())
+    assert rules(lossy, "s wy use wz") == {Rule.IN_FLIGHT}
+
+
 @given(rngs, st.integers(2, 15))
 @settings(max_examples=200)
 def test_a_lost_data_hazard_is_found_by_the_values(rng: random.Random, size: int):

@@ -28,9 +28,24 @@ def node_flops(node: fx.Node) -> int:
 
 
 def count_flops(graph: fx.Graph, phases: Iterable[str] = ("forward", "backward")) -> int:
-    """Floating point operations of all nodes of these phases."""
+    """The model's own arithmetic in these phases: what operators recompute for themselves, as
+    attention's backward does with its scores, does not count."""
     wanted = set(phases)
-    return sum(node_flops(node) for node in graph.nodes if node.meta.get("phase") in wanted)
+    return sum(
+        node_flops(node) - _recomputed(node)
+        for node in graph.nodes
+        if node.meta.get("phase") in wanted
+    )
+
+
+def _recomputed(node: fx.Node) -> int:
+    if getattr(node.target, "overloadpacket", None) not in _RECOMPUTE_SCORES:
+        return 0
+    query, key, causal = (node.args[i] for i in (1, 2, 7))
+    assert isinstance(query, fx.Node)
+    assert isinstance(key, fx.Node)
+    pairs = _scores(query.meta["val"], key.meta["val"], bool(causal))
+    return 2 * pairs * int(query.meta["val"].shape[-1])
 
 
 def _formula(target: Any) -> Callable[..., Any] | None:
@@ -73,6 +88,7 @@ def _grouped_product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     return 2 * rows * left.shape[-1] * right.shape[-1]
 
 
+_RECOMPUTE_SCORES = frozenset({_aten._scaled_dot_product_flash_attention_for_cpu_backward})
 _OURS: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,

@@ -16,11 +16,13 @@ fake tensors: constructing a model of any size takes no memory, and its values c
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import runpy
+import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,7 +161,8 @@ def _from_file(name: str, batch: int, seq: int | None) -> Callable[[], Example]:
         raise ModelError(f"say which function of {file} builds the model: {file}:build")
     if not path.is_file():
         raise ModelError(f"there is no file {file}")
-    space = user_code(lambda: runpy.run_path(str(path)), f"{file} failed")
+    with _beside(path):
+        space = user_code(lambda: runpy.run_path(str(path)), f"{file} failed")
     if not callable(space.get(function)):
         known = [n for n, value in space.items() if inspect.isfunction(value)]
         raise ModelError(f"{file}: {unknown_name('function', function, known)}")
@@ -167,12 +170,26 @@ def _from_file(name: str, batch: int, seq: int | None) -> Callable[[], Example]:
     takes = inspect.signature(build).parameters
     sizes = {"batch": batch, "seq": seq}
     given = {key: value for key, value in sizes.items() if key in takes and value is not None}
+    if seq is None and "seq" in takes and takes["seq"].default is inspect.Parameter.empty:
+        raise ModelError(f"{name} needs the length of a sample: give --seq, or seq a default")
 
     def make() -> Example:
-        made = user_code(lambda: build(**given), f"{name} failed", torch_api.UNTRACEABLE)
+        with _beside(path):
+            made = user_code(lambda: build(**given), f"{name} failed", torch_api.UNTRACEABLE)
         return as_example(made, name)
 
     return make
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[None]:
+    """Let a file import what lies beside it, as it could if Python ran it."""
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 def as_example(made: Any, name: str) -> Example:
@@ -211,7 +228,7 @@ def user_code(
         return run()
     except kept:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = str(Path(__file__).parent)
         theirs = [f for f in frames if not f.filename.startswith((ours, "<frozen runpy"))]

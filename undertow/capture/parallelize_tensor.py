@@ -163,7 +163,7 @@ def _split_region(module: nn.Module, path: str, region: Region, split: _Splitter
     done = set()
     for name in region.column:
         linear = module.get_submodule(name)
-        _check_heads(module, linear, f"{path}.{name}", region.fused * split.group.size)
+        _check_heads(module, linear, f"{path}.{name}", region.fused, split.group.size)
         for part in ("weight", "bias"):
             if linear._parameters.get(part) is not None:
                 split.cut(linear, part, 0, f"{path}.{name}", region.fused)
@@ -179,12 +179,14 @@ def _split_region(module: nn.Module, path: str, region: Region, split: _Splitter
     return done
 
 
-def _check_heads(module: nn.Module, linear: nn.Module, path: str, pieces: int) -> None:
+def _check_heads(module: nn.Module, linear: nn.Module, path: str, fused: int, ranks: int) -> None:
     """An attention region is split between heads, never inside of one."""
     width = getattr(module, "head_dim", None)
-    if isinstance(width, int) and (linear.get_parameter("weight").shape[0] // width) % pieces:
-        heads = linear.get_parameter("weight").shape[0] // width
-        raise MeshError(f"the {heads} heads of {path} do not split over {pieces} pieces")
+    if not isinstance(width, int):
+        return
+    heads = linear.get_parameter("weight").shape[0] // width // fused
+    if heads % ranks:
+        raise MeshError(f"the {heads} heads of {path} do not split over {ranks} ranks")
 
 
 def _row_forward(linear: nn.Linear, group: Group, x: Tensor) -> Tensor:

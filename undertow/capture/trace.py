@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -30,8 +29,7 @@ from undertow.capture.optimizers import OPTIMIZERS
 from undertow.capture.parallelize import Options, data_dimensions, parallelize_bound
 from undertow.capture.recorder import Recorder
 from undertow.errors import UndertowError, unknown_name
-
-Progress = Callable[[str, int, int], None]
+from undertow.progress import Clock, Progress
 
 
 class TraceError(UndertowError):
@@ -107,7 +105,7 @@ def trace_step(
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise TraceError(unknown_name("optimizer", optimizer, OPTIMIZERS))
     report = progress or (lambda stage, done, total: None)
-    clock = _Clock()
+    clock = Clock()
     with fake_world(mesh.size), torch_api.new_fake_mode():
         report("building", 0, 1)
         with _translated("building the model"), torch_api.fake_initialisation():
@@ -167,18 +165,6 @@ def _line_of(error: BaseException) -> str:
     return f"{found[-1].filename}:{found[-1].lineno}: {found[-1].line}" if found else "inside torch"
 
 
-class _Clock:
-    """Seconds per stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage], self._last = now - self._last, now
-
-
 class _Run:
     """One recorded run of a step."""
 
@@ -212,8 +198,10 @@ class _Run:
                     raise TraceError("the loss does not depend on any parameter that is trained")
                 recorder.follow_backward(loss.grad_fn)
                 recorder.at("", "backward")
-                grads = torch.autograd.grad(
-                    loss, list(trained.values()), allow_unused=True, materialize_grads=False
+                grads = user_code(
+                    lambda: torch.autograd.grad(loss, list(trained.values()), allow_unused=True),
+                    f"the backward of {self.example.name or 'the model'} failed",
+                    passing=torch_api.UNTRACEABLE,
                 )
             self._finish(loss, dict(zip(trained, grads, strict=True)), trained, states)
         recorder.release()

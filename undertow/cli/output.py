@@ -35,6 +35,18 @@ def show_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, indent=2) + "\n")
 
 
+def check_outputs(*paths: Path | None) -> None:
+    """Refuse, before the work starts, outputs that could not be written or that are one file."""
+    seen: set[Path] = set()
+    for path in paths:
+        check_writable(path)
+        if path is None:
+            continue
+        if path.resolve() in seen:
+            raise FileError(f"two outputs would be written to {path}; give each its own file")
+        seen.add(path.resolve())
+
+
 def check_writable(path: Path | None) -> None:
     """Refuse, before the work starts, an output that could not be written after it."""
     if path is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from undertow.cli.app import subcommand
-from undertow.cli.output import check_writable, show, show_json
+from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import (
     DevicesOption,
     JsonOption,
@@ -22,11 +22,17 @@ from undertow.cli.pricing import (
     find_cluster,
     find_sources,
 )
-from undertow.errors import UndertowError
-from undertow.planner import PlannedStep, Progress, plan
+from undertow.errors import FileError, ProgramError, UndertowError
+from undertow.planner import PlannedStep, plan
 from undertow.program import program_to_json, save_json
-from undertow.report.text import Figure, report
+from undertow.program.serialize import load_json
+from undertow.progress import Progress
+from undertow.report.summary import Summary
+from undertow.report.text import Figure, comparison_table, exposed_table, report
 from undertow.report.trace import timeline_to_trace
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan
+from undertow.schedule.solve import Solution
 from undertow.units import format_nbytes, parse_nbytes
 
 app = subcommand()
@@ -82,6 +88,26 @@ def command(
         str | None,
         typer.Option(metavar="SIZE", help="Memory of a device, such as 40GiB. Default: its own."),
     ] = None,
+    memory: Annotated[
+        str,
+        typer.Option(
+            metavar="LIMIT",
+            help="Peak memory of the planned step: 70GiB, +5% (of the captured peak) or none.",
+        ),
+    ] = "+0%",
+    no_merge: Annotated[
+        bool, typer.Option("--no-merge", help="Keep every collective as it was captured.")
+    ] = False,
+    plan_file: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Apply this saved plan instead of solving."),
+    ] = None,
+    save_plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan, for --plan.")
+    ] = None,
+    captured_only: Annotated[
+        bool, typer.Option("--captured-only", help="Predict the captured order, schedule nothing.")
+    ] = False,
     table: TableOption = None,
     profile: ProfileOption = None,
     devices_file: DevicesOption = None,
@@ -101,16 +127,18 @@ def command(
 
     Forward, loss, backward and gradient reduction are traced on fake tensors, priced for the
     cluster and simulated: how long a step takes, which communication is exposed and why, the peak
-    memory, and how far the step is from the best possible.
+    memory, and how far the step is from the best possible. Then the same step is scheduled, within
+    the memory that it took as captured or what --memory says.
 
     A file's `build` takes `batch` and `seq` (or neither) and returns model, inputs[, loss_fn[,
     targets]].
     """
-    for path in (trace, save):
-        check_writable(path)
+    check_outputs(trace, save, save_plan)
+    if captured_only and (plan_file or save_plan):
+        raise UndertowError("--captured-only makes no plan: leave out --plan and --save-plan")
     target = find_cluster(cluster, devices_file)
-    memory = parse_nbytes(device_memory) if device_memory else None
-    with progress_bar(quiet=json) as progress:
+    # What a user's file prints must not end up among our JSON.
+    with progress_bar(quiet=json) as progress, redirect_stdout(sys.stderr):
         step = plan(
             model,
             target,
@@ -122,16 +150,27 @@ def command(
             optimizer=optimizer,
             checkpoint=checkpoint,
             reshard_after_forward=not keep_gathered,
-            device_nbytes=memory,
+            device_nbytes=parse_nbytes(device_memory) if device_memory else None,
+            limits=Limits.parse(memory),
+            merge=not no_merge,
+            schedule=read_plan(plan_file) if plan_file else not captured_only,
             sources=find_sources(table or (), profile or (), target),
             cache=not no_cache,
             progress=progress,
         )
-    write_files(step, trace, save)
+    write_files(step, trace, save, save_plan)
     if json:
         show_json(step.to_json())
     else:
-        show(plan_report(step, [path for path in (trace, save) if path]))
+        show(plan_report(step, [path for path in (trace, save, save_plan) if path]))
+
+
+def read_plan(path: Path) -> Plan:
+    """A saved plan."""
+    try:
+        return Plan.from_json(load_json(path))
+    except ProgramError as error:
+        raise FileError(f"{path}: {error}") from error
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -145,6 +184,8 @@ def parse_mesh(text: str) -> dict[str, int]:
         name, _, size = part.partition("=")
         if not size.isdigit() or not name:
             raise UndertowError(f"{part!r} is not the size of a dimension such as dp=16")
+        if name in sizes:
+            raise UndertowError(f"the mesh has two sizes for dimension {name!r}")
         sizes[name] = int(size)
     return sizes
 
@@ -169,20 +210,41 @@ def progress_bar(*, quiet: bool) -> Iterator[Progress | None]:
         yield progress
 
 
-def write_files(step: PlannedStep, trace: Path | None, save: Path | None) -> None:
+def write_files(
+    step: PlannedStep, trace: Path | None, save: Path | None, save_plan: Path | None
+) -> None:
+    """The trace is that of the planned step, where there is one."""
     if trace:
-        save_json(trace, timeline_to_trace(step.timeline))
+        timeline = step.solution.timeline if step.solution else step.timeline
+        save_json(trace, timeline_to_trace(timeline))
     if save:
         save_json(save, program_to_json(step.program))
+    if save_plan and step.solution:
+        save_json(save_plan, step.solution.plan.to_json())
 
 
 def plan_report(step: PlannedStep, written: list[Path]) -> Iterator[RenderableType]:
     """A planned step for a reader."""
     yield from report(step.summary, figures(step))
+    if step.planned is not None and step.solution is not None:
+        yield from _planned_report(step.summary, step.planned, step.solution)
     for line in (*step.captured.notes, *step.assumptions):
         yield f"note: {line}"
     for path in written:
         yield f"wrote {path}"
+
+
+def _planned_report(
+    captured: Summary, planned: Summary, solution: Solution
+) -> Iterator[RenderableType]:
+    yield comparison_table([("captured", captured), ("planned", planned)])
+    buckets = solution.plan.buckets
+    if buckets:
+        members = sum(len(bucket.members) for bucket in buckets)
+        yield f"  {members} collectives are merged into {len(buckets)}."
+    if planned.exposed:
+        yield Text("Still exposed when planned:")
+        yield exposed_table(planned, limit=5)
 
 
 def figures(step: PlannedStep) -> Iterator[Figure]:
@@ -196,9 +258,10 @@ def figures(step: PlannedStep) -> Iterator[Figure]:
     yield "  on the device", room, f"of {format_nbytes(step.device_nbytes)} on {device.title}"
     peak = f"of {device.peak(step.settings.dtype) / 1e12:.0f} Tflop/s in {step.settings.dtype}"
     yield "model flops utilisation", f"{step.utilisation:.1%}", peak
+    what = "samples" if captured.tokens == captured.samples else "tokens"
     each = captured.tokens / (step.timeline.total_ns / 1e9) / step.settings.ranks
-    tokens = f"{captured.tokens:,} in a step on {step.settings.ranks} ranks"
-    yield "tokens per second and rank", f"{each:,.0f}", tokens
+    count = f"{captured.tokens:,} in a step on {step.settings.ranks} ranks"
+    yield f"{what} per second and rank", f"{each:,.0f}", count
     mesh = " x ".join(f"{name} {size}" for name, size in captured.mesh.items())
     yield (
         "parameters",

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from undertow.cli.app import subcommand
-from undertow.cli.output import check_writable, show, show_json
+from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import DevicesOption, JsonOption, ProfileOption, TableOption, price_for
 from undertow.cost.price import Priced
-from undertow.errors import FileError, OrderError, ProgramError, unknown_name
+from undertow.errors import CostError, FileError, OrderError, ProgramError, unknown_name
 from undertow.program import (
     Order,
     Program,
@@ -66,11 +66,11 @@ def command(
     Prints the step's time, what communication is exposed and why, the peak memory, and how far the
     step is from a lower bound that no order of its tasks can beat.
     """
-    check_writable(trace)
-    check_writable(svg)
+    check_outputs(trace, svg)
     loaded = read_program(program)
     priced = price_for(loaded, cluster, table or (), profile or (), devices_file)
     loaded = priced.program if priced else loaded
+    check_priced(loaded)
     timeline = simulate(loaded, read_order(loaded, order))
     summary = summarise(loaded, timeline, lower_bounds(loaded))
     write_files(timeline, trace, svg)
@@ -92,6 +92,17 @@ def read_program(path: Path) -> Program:
         raise FileError(f"{path} is not text: {error}") from error
     except ProgramError as error:
         raise FileError(f"{path}: {error}") from error
+
+
+def check_priced(program: Program) -> None:
+    """Refuse a Program with tasks that are described but have no time: they would look free."""
+    described = [task.name for task in program.tasks if task.work and not task.priced_by]
+    unpriced = [name for name in described if not program.tasks[program.index[name]].ns]
+    if unpriced:
+        raise CostError(
+            f"{len(unpriced)} tasks, {unpriced[0]!r} among them, are described but have no time; "
+            "price them for a cluster with --cluster, such as --cluster 8xh100x8"
+        )
 
 
 def read_order(program: Program, order: str) -> Order:

@@ -14,10 +14,13 @@ from undertow.cost.collectives import shared_links
 from undertow.cost.regions import find_regions, region_nbytes
 from undertow.cost.sources import Answer, ModelSource, Query, Source
 from undertow.errors import CostError
-from undertow.program.model import Collective, Kind, Machine, Program, Stream, Task
+from undertow.program.model import Collective, Kind, Machine, Program, Stream, Task, Work
 
 GIVEN = "given"
 """`priced_by` of a task that nobody can price, but that came with a time."""
+
+NOTHING = "nothing to do"
+"""`priced_by` of a task that neither computes nor moves bytes: an allocation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,26 @@ def price(
             started.add(region)
         if answer is not None:
             ledger.add(i, answer)
-            task = _with_price(task, answer, launches=not query.fused)
+            is_launched = not query.fused and answer.source != NOTHING
+            task = _with_price(task, answer, launches=is_launched)
         tasks.append(task)
     return ledger.close(_priced_program(program, tuple(tasks), cluster))
+
+
+def repricer(
+    cluster: Cluster, sources: Sequence[Source] = ()
+) -> Callable[[Task, tuple[int, ...]], Task]:
+    """A function that prices a start of any size on a group: for collectives that a scheduler
+    makes of others. Its description is asked about as `price` would."""
+    ask = _chain((*sources, ModelSource(cluster)))
+
+    def reprice(task: Task, ranks: tuple[int, ...]) -> Task:
+        answer = ask(Query(task, ranks))
+        if answer is None:
+            raise CostError(f"collective {task.name!r} cannot be priced on {len(ranks)} ranks")
+        return _with_price(task, answer, launches=True)
+
+    return reprice
 
 
 class _Ledger:
@@ -120,6 +140,8 @@ def _answer(program: Program, query: Query, ask: Ask) -> Answer | None:
     task = query.task
     if task.kind in (Kind.WAIT, Kind.VIEW):
         return None
+    if isinstance(task.work, Work) and not task.work.flops and not task.work.nbytes:
+        return Answer(0, NOTHING)
     if task.kind is Kind.HOST:
         return Answer(task.ns, GIVEN, task.load_permille)
     try:

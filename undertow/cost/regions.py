@@ -7,9 +7,12 @@ collectives would look hidden behind time that nobody spends.
 
 from __future__ import annotations
 
+import math
+
 from undertow.program.model import Kind, Lifetime, OpClass, Program, Task, Work
 
 FUSIBLE = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.COPY)
+_ON_CHIP_NBYTES = 128 << 10  # of one row: what a multiprocessor's shared memory can hold
 KEPT = (Lifetime.OUTPUT, Lifetime.INPUT)
 """Buffers that outlive the step: what is written to them must reach memory."""
 
@@ -17,7 +20,8 @@ KEPT = (Lifetime.OUTPUT, Lifetime.INPUT)
 def find_regions(program: Program) -> list[int]:
     """Per task, the region that it belongs to, numbered in order of their first task; -1 for none.
 
-    A run is a maximal sequence, in captured order, of fusible compute tasks; views do not end it.
+    A run is a maximal sequence, in captured order, of fusible compute tasks; views do not end it,
+    and a reduction over more than stays on the chip does: whoever uses its result reads again.
     Inside a run, a task that reads or rewrites what another one of the run wrote is connected to
     it; connected components of at least two tasks are the regions.
     """
@@ -35,7 +39,17 @@ def find_regions(program: Program) -> list[int]:
                 _join(parent, writer[buffer], i)
         for buffer in task.writes:
             writer[buffer] = i
+        if _spills(task):
+            writer = {}
     return _numbered(parent)
+
+
+def _spills(task: Task) -> bool:
+    """Whether a reduction has read more for one result than can be kept until that is known."""
+    work = task.work
+    if not isinstance(work, Work) or work.op_class is not OpClass.REDUCTION:
+        return False
+    return work.nbytes_read > _ON_CHIP_NBYTES * max(math.prod(work.shape), 1)
 
 
 def _fusible(task: Task) -> bool:

@@ -82,6 +82,7 @@ class _Conversion:
         self._starts: dict[int, int] = {}  # buffer -> the start that last wrote it
         self._streams: dict[str, int] = {}
         self._last_random = -1
+        self._last_host = -1  # what the host does for its effect alone stays in sequence
 
     def add(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
@@ -158,10 +159,9 @@ class _Conversion:
         self._buffers[node] = made
         packet = getattr(node.target, "overloadpacket", None)
         if packet in HOST_OPERATORS or (not made and not mutated):
-            task = self.builder.host(
-                node.name, reads=reads, after=self._after(node), module=_place(node)
-            )
-            self._through[node] = task
+            after = (*self._after(node), *([self._last_host] if self._last_host >= 0 else []))
+            task = self.builder.host(node.name, reads=reads, after=after, module=_place(node))
+            self._through[node] = self._last_host = task
             return task
         fresh = tuple(buffer for buffer in made if buffer not in reads)
         if not fresh and not mutated:

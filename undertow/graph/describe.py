@@ -8,8 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from undertow.capture import torch_api
 from undertow.capture.flops import node_flops
-from undertow.graph.nodes import dtype_name, nodes_in, number, tensor_nbytes, tensors_of
+from undertow.graph.nodes import (
+    dtype_name,
+    nodes_in,
+    number,
+    tensor_nbytes,
+    tensors_of,
+    written_nodes,
+)
 from undertow.program.model import OpClass, Work
 
 _aten = torch.ops.aten
@@ -17,6 +25,7 @@ _MATMULS = frozenset(
     getattr(_aten, name)
     for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "dot")
 )
+_ADDED_TO = frozenset({_aten.addmm, _aten.baddbmm})
 _CONVOLUTIONS = frozenset({_aten.convolution, _aten.convolution_backward, _aten._convolution})
 _ATTENTIONS = frozenset(
     getattr(_aten, name + suffix)
@@ -39,7 +48,8 @@ _REDUCTIONS = frozenset(
         "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
         "native_layer_norm", "native_layer_norm_backward", "native_group_norm",
         "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward",
-        "_fused_rms_norm", "_fused_rms_norm_backward",
+        "_fused_rms_norm", "_fused_rms_norm_backward", "_safe_softmax", "max_pool2d_with_indices",
+        "max_pool2d_with_indices_backward", "avg_pool2d", "_adaptive_avg_pool2d",
     )
 )  # fmt: skip
 _COPIES = frozenset(
@@ -49,6 +59,16 @@ _COPIES = frozenset(
         "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_full",
         "arange", "slice_backward", "select_backward", "slice_scatter", "select_scatter",
         "split_with_sizes_copy", "_chunk_cat", "repeat", "flip", "roll", "contiguous",
+        "new_ones", "scalar_tensor", "empty", "empty_like", "empty_strided", "new_empty",
+        "new_empty_strided",
+    )
+)  # fmt: skip
+_POINTWISE = frozenset(
+    getattr(_aten, name)
+    for name in (
+        "bernoulli", "bernoulli_", "native_dropout", "native_dropout_backward", "tril", "triu",
+        "softplus_backward", "rand", "randn", "rand_like", "randn_like", "_fused_adamw_",
+        "_fused_adam_", "_fused_sgd_", "masked_fill", "masked_fill_", "where",
     )
 )  # fmt: skip
 _GATHERS = frozenset(
@@ -57,7 +77,7 @@ _GATHERS = frozenset(
         "embedding", "index", "index_select", "gather", "take_along_dim", "nll_loss_forward",
         "index_put", "index_put_", "index_add", "index_add_", "scatter", "scatter_", "scatter_add",
         "scatter_add_", "embedding_dense_backward", "nll_loss_backward", "_unsafe_index",
-        "_unsafe_index_put", "masked_select", "sort", "topk",
+        "_unsafe_index_put", "masked_select", "sort", "topk", "index_copy", "index_copy_",
     )
 )  # fmt: skip
 # Read only the rows that their indices name, which are as many as they give out.
@@ -67,7 +87,8 @@ _READ_WHAT_THEY_GIVE = frozenset(
                  "nll_loss_forward")
 )  # fmt: skip
 _ALLOCATIONS = frozenset(
-    getattr(_aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty")
+    getattr(_aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
 HOST_OPERATORS = frozenset({_aten._local_scalar_dense, _aten.is_nonzero, _aten.equal})
 """Operators that read a value back, for which the host waits."""
@@ -84,6 +105,7 @@ def op_class(target: Any) -> OpClass:
         (_REDUCTIONS, OpClass.REDUCTION),
         (_COPIES, OpClass.COPY),
         (_GATHERS, OpClass.GATHER),
+        (_POINTWISE, OpClass.POINTWISE),
     ):
         if packet in members:
             return found
@@ -100,11 +122,11 @@ def describe(node: fx.Node) -> Work:
     kind = op_class(node.target)
     packet = getattr(node.target, "overloadpacket", None)
     read = sum(map(tensor_nbytes, inputs))
-    written = sum(map(tensor_nbytes, outputs))
+    written = sum(map(tensor_nbytes, outputs)) + _mutated_nbytes(node, outputs)
     if packet in _READ_WHAT_THEY_GIVE and inputs:
         read = min(read, read - tensor_nbytes(inputs[0]) + written)
     if packet in _ALLOCATIONS:
-        written = 0
+        read = written = 0
     first = (inputs or outputs)[0] if inputs or outputs else None
     return Work(
         op=_name(node.target),
@@ -113,8 +135,17 @@ def describe(node: fx.Node) -> Work:
         nbytes_read=read,
         nbytes_written=written,
         dtype=dtype_name(first) if first is not None else "float32",
-        shape=_matmul_shape(inputs) if kind is OpClass.MATMUL else _shape(outputs),
+        shape=_matmul_shape(packet, inputs) if kind is OpClass.MATMUL else _shape(outputs),
         inputs=tuple(_sizes(tensor) for tensor in inputs),
+    )
+
+
+def _mutated_nbytes(node: fx.Node, outputs: list[Tensor]) -> int:
+    """What a call writes to its arguments, beyond those that it also returns."""
+    returned = {torch_api.storage_key(tensor) for tensor in outputs}
+    mutated = [tensor for arg in written_nodes(node) for tensor in tensors_of(arg)]
+    return sum(
+        tensor_nbytes(tensor) for tensor in mutated if torch_api.storage_key(tensor) not in returned
     )
 
 
@@ -131,10 +162,13 @@ def _shape(outputs: list[Tensor]) -> tuple[int, ...]:
     return _sizes(outputs[0]) if outputs else ()
 
 
-def _matmul_shape(inputs: list[Tensor]) -> tuple[int, ...]:
-    """(batch, m, n, k) of a product; its two factors are the last two arguments of rank 2 or 3."""
-    factors = [_sizes(tensor) for tensor in inputs if tensor.dim() in (2, 3)][-2:]
-    if len(factors) < 2 or len(factors[0]) != len(factors[1]):
+def _matmul_shape(packet: Any, inputs: list[Tensor]) -> tuple[int, ...]:
+    """(batch, m, n, k) of a product; what it is added to comes before its factors."""
+    first = 1 if packet in _ADDED_TO else 0
+    factors = [_sizes(tensor) for tensor in inputs[first : first + 2]]
+    if len(factors) < 2 or {len(factor) for factor in factors} - {2, 3}:
+        return ()
+    if len(factors[0]) != len(factors[1]):
         return ()
     left, right = factors
     batch = left[0] if len(left) == 3 else 1

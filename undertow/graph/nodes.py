@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from undertow.errors import ProgramError
+
 
 @lru_cache(maxsize=4096)
 def parameter_names(target: Any) -> tuple[str, ...]:
@@ -75,7 +77,12 @@ def number(value: Any) -> int:
     if isinstance(value, int):
         return value
     hint = getattr(getattr(value, "node", None), "hint", None)
-    return int(value) if hint is None else int(hint)
+    if hint is None:
+        raise ProgramError(
+            f"the size {value} is not known before the step runs; trace with a size that is, or "
+            "with one that has a hint"
+        )
+    return int(hint)
 
 
 def tensor_nbytes(tensor: Tensor) -> int:

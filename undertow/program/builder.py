@@ -33,6 +33,9 @@ Ref = int | str
 # A pair of tasks keeps one hazard, the strongest: a true one can never hide behind a policy.
 _STRENGTH = {HazardKind.RAW: 3, HazardKind.WAW: 2, HazardKind.WAR: 1, HazardKind.POLICY: 0}
 _THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
+# What one buffer or task may have at most, so that sums over a whole Program stay within 64 bits.
+_MOST_NBYTES = 1 << 46  # 64 TiB
+_MOST_NS = 1 << 46  # 19 hours
 
 
 @dataclass(slots=True)
@@ -82,7 +85,8 @@ class ProgramBuilder:
                 f"there are two streams called {name!r}; give each group its own name"
             )
         members = tuple(ranks)
-        if len(set(members)) != len(members) or any(rank < 0 for rank in members):
+        is_whole = all(type(rank) is int and rank >= 0 for rank in members)
+        if len(set(members)) != len(members) or not is_whole:
             raise ProgramError(f"the ranks of group {name!r} must be distinct and not negative")
         self._streams.append(Stream(name, members, tuple(links)))
         self._stream_index[name] = len(self._streams) - 1
@@ -91,8 +95,7 @@ class ProgramBuilder:
     def buffer(self, name: str, nbytes: int, lifetime: Lifetime = Lifetime.INTERMEDIATE) -> int:
         if name in self._buffer_index:
             raise ProgramError(f"there are two buffers called {name!r}; names must be unique")
-        if nbytes < 0:
-            raise ProgramError(f"buffer {name!r} has {nbytes} bytes; a size cannot be negative")
+        _check_whole(f"buffer {name!r}", "bytes", nbytes, _MOST_NBYTES)
         self._buffers.append(Buffer(name, nbytes, lifetime))
         self._access.append(_Access())
         self._buffer_index[name] = len(self._buffers) - 1
@@ -246,8 +249,7 @@ class ProgramBuilder:
     def _add(self, task: Task, after: Iterable[Ref]) -> int:
         if task.name in self._task_index:
             raise ProgramError(f"there are two tasks called {task.name!r}; names must be unique")
-        if task.ns < 0:
-            raise ProgramError(f"task {task.name!r} takes {task.ns} ns; a time cannot be negative")
+        _check_whole(f"task {task.name!r}", "ns", task.ns, _MOST_NS)
         index = len(self._tasks)
         found: dict[int, Hazard] = {}
         for ref in after:
@@ -391,17 +393,27 @@ class ProgramBuilder:
             if ref not in names:
                 raise ProgramError(f"{who} names an {unknown_name(what, ref, names)}")
             return names[ref]
+        if type(ref) is not int:
+            raise ProgramError(f"{who} names {ref!r} as a {what}; give its name or its number")
         if not 0 <= ref < count:
             raise ProgramError(f"{who} names {what} number {ref}, but there are only {count}")
         return ref
 
     def _check_machine(self) -> None:
         machine = self.machine
-        if machine.launch_ns < 0:
-            raise ProgramError("the launch cost of a machine cannot be negative")
+        _check_whole("the machine's launch", "ns", machine.launch_ns, _MOST_NS)
         slowdowns = (machine.compute_slowdown_permille, machine.communication_slowdown_permille)
         if min(slowdowns) < 1000:
             raise ProgramError("a slowdown is at least 1000 permille: contention never speeds up")
+
+
+def _check_whole(what: str, unit: str, value: int, most: int) -> None:
+    if type(value) is not int:
+        raise ProgramError(f"{what} has {value!r} {unit}; that must be a whole number")
+    if value < 0:
+        raise ProgramError(f"{what} has {value} {unit}; that cannot be negative")
+    if value > most:
+        raise ProgramError(f"{what} has {value} {unit}; more than {most} makes no sense here")
 
 
 def _keep_strongest(found: dict[int, Hazard], hazard: Hazard) -> None:

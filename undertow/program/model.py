@@ -116,8 +116,8 @@ class Buffer:
 class Stream:
     """A FIFO of tasks: the compute stream, the host, or one process group.
 
-    `links` names the links this group's traffic loads and has to share with other groups that name
-    them too; a link that is not shared is not named.
+    `links` names the links that this group's traffic loads; groups that name the same one share its
+    bandwidth while both run.
     """
 
     name: str
@@ -214,6 +214,19 @@ class Program:
             if waits:
                 touched[waits[0]] = tuple(dict.fromkeys(touched[waits[0]] + touched[start]))
         return tuple(touched)
+
+    @cached_property
+    def first_toucher(self) -> tuple[int, ...]:
+        """Per buffer, the first task in captured order that touches it; -1 for one that is there
+        before the step or that nobody touches."""
+        first = [-1] * len(self.buffers)
+        for task in range(len(self.tasks) - 1, -1, -1):
+            for buffer in self.touches[task]:
+                first[buffer] = task
+        for index, held in enumerate(self.buffers):
+            if held.lifetime in (Lifetime.INPUT, Lifetime.DONATED):
+                first[index] = -1
+        return tuple(first)
 
     @cached_property
     def held_to_end(self) -> frozenset[int]:

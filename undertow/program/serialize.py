@@ -73,7 +73,10 @@ def program_from_json(data: Any) -> Program:
     try:
         builder = ProgramBuilder(data["name"], Machine(**data.get("machine", {})))
         for group in data.get("groups", []):
-            builder.group(group["name"], group.get("ranks", ()), group.get("links", ()))
+            links = group.get("links", ())
+            if isinstance(links, str):
+                raise ProgramError(f"the links of group {group['name']!r} must be a list of names")
+            builder.group(group["name"], group.get("ranks", ()), links)
         for buffer in data.get("buffers", []):
             lifetime = Lifetime(buffer.get("lifetime", Lifetime.INTERMEDIATE))
             builder.buffer(buffer["name"], buffer["nbytes"], lifetime)
@@ -82,11 +85,11 @@ def program_from_json(data: Any) -> Program:
             builder_tasks.add(task)
         for src, dst in data.get("policies", []):
             builder.policy(src, dst)
+        return builder_tasks.finish()
     except KeyError as error:
         raise ProgramError(f"the program's JSON lacks the field {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise ProgramError(f"the program's JSON does not have the right form: {error}") from error
-    return builder_tasks.finish()
 
 
 def _task_to_json(program: Program, task: Task, after: list[str]) -> Json:
@@ -128,9 +131,9 @@ class _TaskReader:
         common: Json = {"after": data.get("after", ()), "module": data.get("module", "")}
         touched: Json = {"reads": data.get("reads", ()), "writes": data.get("writes", ())}
         self.more.append({key: data[key] for key in ("launches", "priced_by") if key in data})
+        if not isinstance(data.get("launches", False), bool):
+            raise ProgramError(f"task {name!r}: launches must be true or false")
         ns = data.get("ns", 0)
-        if not isinstance(ns, int):
-            raise ProgramError(f"task {name!r}: ns must be a whole number of nanoseconds")
         if kind is Kind.COMPUTE:
             builder.compute(name, **touched, **common, ns=ns, work=_read_work(data))
         elif kind is Kind.START:
@@ -164,6 +167,8 @@ def _read_work(data: Json) -> Work | None:
     work["op_class"] = OpClass(work["op_class"])
     work["shape"] = tuple(work.get("shape", ()))
     work["inputs"] = tuple(tuple(shape) for shape in work.get("inputs", ()))
+    figures = [work.get(name, 0) for name in ("flops", "nbytes_read", "nbytes_written")]
+    _check_figures(data["name"], [*figures, *work["shape"]])
     return Work(**work)
 
 
@@ -171,7 +176,15 @@ def _read_collective(data: Json) -> Collective | None:
     if "work" not in data:
         return None
     work = dict(data["work"])
+    if work.get("nbytes") is not None:
+        _check_figures(data["name"], [work["nbytes"]])
     return Collective(**{**work, "kind": CollectiveKind(work["kind"])})
+
+
+def _check_figures(task: str, figures: list[Any]) -> None:
+    for figure in figures:
+        if type(figure) is not int or figure < 0:
+            raise ProgramError(f"task {task!r}: {figure!r} in its work must be a whole number")
 
 
 def _plain(value: Any) -> Json:
@@ -242,7 +255,7 @@ def load_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_bytes())
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, not text, or nested without end
         raise FileError(f"{path} is not JSON, or is cut off: {error}") from error
 
 

@@ -174,7 +174,8 @@ def _written_by(program: Program, writer: int) -> str:
 
 
 def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
-    """A collective reads and writes its buffers from its start to the first wait for it."""
+    """A collective reads its buffers until the first wait for it, and writes each until a wait
+    that makes it valid."""
     sending: dict[int, set[int]] = {}  # buffer -> collectives that read it
     filling: dict[int, int] = {}  # buffer -> collective that writes it
     started: set[int] = set()
@@ -187,7 +188,11 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
                 start = program.tasks[task.start].name
                 message = f"wait {task.name!r} is placed before its start {start!r}"
                 yield Violation(Rule.IN_FLIGHT, i, message)
-            _land(program, task.start, sending, filling)
+            for buffer in program.tasks[task.start].reads:
+                sending.get(buffer, set()).discard(task.start)
+            for buffer in task.writes:
+                if filling.get(buffer) == task.start:
+                    del filling[buffer]
             continue
         for buffer in task.reads:
             if buffer in filling:
@@ -203,16 +208,6 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
                 sending.setdefault(buffer, set()).add(i)
             for buffer in task.writes:
                 filling[buffer] = i
-
-
-def _land(
-    program: Program, start: int, sending: dict[int, set[int]], filling: dict[int, int]
-) -> None:
-    for buffer in program.tasks[start].reads:
-        sending.get(buffer, set()).discard(start)
-    for buffer in program.tasks[start].writes:
-        if filling.get(buffer) == start:
-            del filling[buffer]
 
 
 def _in_flight(program: Program, i: int, does: str, buffer: int, start: int) -> Violation:

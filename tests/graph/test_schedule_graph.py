@@ -1,0 +1,436 @@
+"""`schedule_graph`: shorter steps, the same numbers, Plans that can be applied again."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.graph.stand_ins import run_alone
+from undertow.capture.mesh import Mesh, fake_world
+from undertow.capture.models import load
+from undertow.capture.trace import trace_step
+from undertow.errors import CostError, OrderError, ProgramError
+from undertow.graph import as_inductor_pass, collective_call, convert
+from undertow.graph.nodes import tensor_nbytes, tensors_of
+from undertow.graph.schedule_graph import _default_cluster, schedule_graph
+from undertow.program import Order, verify
+from undertow.schedule.buckets import Bucket
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan, sequence_digest
+
+ops = torch.ops._c10d_functional
+wait = ops.wait_tensor
+GROUPS = {"0": ("dp", tuple(range(4)))}
+QUICK = Limits(peak_ratio=None, steps=200)
+X, W = torch.arange(32.0).reshape(8, 4) / 32, torch.ones(4, 4) / 4
+
+
+def traced(function: Any, *inputs: torch.Tensor) -> fx.GraphModule:
+    with fake_world(4):
+        return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def estimate(node: fx.Node, nbytes: int | None = None) -> float:
+    """Collectives whose latency is long against compute: the fewer, the better."""
+    call = collective_call(node)
+    if call is None:
+        return 20e-6 + 1e-9 * sum(map(tensor_nbytes, tensors_of(node)))
+    return 1e-3 + 1e-9 * (nbytes or call.work.nbytes or 0)
+
+
+def gathers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Four gathers, each right before its use."""
+    for k in range(4):
+        whole = wait(ops.all_gather_into_tensor(w + k, 4, "0"))
+        for _ in range(5):
+            x = torch.relu(x @ whole[:4])
+    return x
+
+
+def scheduled(module: fx.GraphModule, **options: Any) -> tuple[fx.GraphModule, Plan]:
+    settings = {"cluster": "h100x4", "groups": GROUPS, "limits": QUICK, **options}
+    return schedule_graph(module, **settings)
+
+
+def starts(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if collective_call(node)]
+
+
+def assert_same_numbers(one: fx.GraphModule, other: fx.GraphModule, *inputs: torch.Tensor) -> None:
+    for late in (False, True):
+        wanted, got = (run_alone(module, list(inputs), late) for module in (one, other))
+        for a, b in zip(wanted[0] + wanted[1], got[0] + got[1], strict=True):
+            assert torch.equal(a, b)
+
+
+def test_the_module_is_scheduled_in_place_and_computes_the_same():
+    module = traced(gathers, X, W)
+    before = copy.deepcopy(module)
+    result, plan = scheduled(module, estimate=estimate)
+    assert result is module
+    assert plan.planned.total_ns < plan.captured.total_ns
+    module.graph.lint()
+    assert_same_numbers(before, module, X, W)
+    assert module.code != before.code
+
+
+def test_symbolic_sizes_stay_symbolic():
+    with fake_world(4):
+        module = make_fx(gathers, tracing_mode="symbolic")(X, W)
+    before = copy.deepcopy(module)
+    _, plan = scheduled(module, estimate=estimate)
+    assert plan.buckets
+    module.graph.lint()
+    assert_same_numbers(before, module, torch.cat([X, X]), W)
+
+
+def test_merging_can_be_switched_off():
+    _, merged = scheduled(traced(gathers, X, W), estimate=estimate)
+    module, alone = scheduled(traced(gathers, X, W), estimate=estimate, merge=False)
+    assert merged.buckets
+    assert not alone.buckets
+    assert len(starts(module)) == 4
+
+
+def steps() -> dict[str, tuple[fx.GraphModule, dict[str, Any]]]:
+    found = {}
+    for parallel, dims in {
+        "fsdp": {"dp": 4},
+        "ddp": {"dp": 4},
+        "hsdp": {"replicate": 2, "shard": 2},
+        "fsdp+tp": {"dp": 2, "tp": 2},
+    }.items():
+        step = trace_step(load("llama3-debug", seq=32), Mesh(dims), parallel, optimizer="adamw")
+        groups = {g.name: ("-".join(g.dims), g.ranks) for g in step.groups.values()}
+        found[parallel] = (step.graph_module, groups)
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama() -> dict[str, tuple[fx.GraphModule, dict[str, Any]]]:
+    return steps()
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("parallel", ["fsdp", "ddp", "hsdp", "fsdp+tp"])
+def test_the_graph_that_was_written_is_the_one_that_was_planned(llama, parallel, merge):
+    original, groups = llama[parallel]
+    module = copy.deepcopy(original)
+    limits = Limits(peak_ratio=None if merge else 1.0)  # room for buckets, or none at all
+    options: dict[str, Any] = {"groups": groups, "estimate": estimate, "limits": limits}
+    _, plan = scheduled(module, merge=merge, **options)
+    assert plan.planned.total_ns < plan.captured.total_ns
+    assert bool(plan.buckets) == merge
+    module.graph.lint()
+    program = convert(module.graph, groups).program
+    order = Order.captured(program)
+    verify(program, order)
+    assert tuple(task.name for task in program.tasks) == plan.order
+    assert sequence_digest(program, order) == plan.digest
+    # The same costs for the same nodes: what was written takes what was promised.
+    _, again = scheduled(module, merge=False, **{**options, "limits": Limits(steps=0)})
+    assert again.captured.total_ns == plan.planned.total_ns
+    assert again.captured.exposed_ns == plan.planned.exposed_ns
+    assert again.captured.peak_nbytes <= plan.planned.peak_nbytes
+    assert merge or plan.planned.peak_nbytes <= plan.captured.peak_nbytes
+
+
+def test_a_plan_is_applied_again_without_costs(llama):
+    original, groups = llama["fsdp"]
+    first, second = copy.deepcopy(original), copy.deepcopy(original)
+    _, plan = scheduled(first, groups=groups, estimate=estimate)
+    saved = Plan.from_json(plan.to_json())
+
+    def never(node: fx.Node, nbytes: int | None = None) -> float:
+        raise AssertionError("a plan is applied as it is")
+
+    _, applied = scheduled(second, groups=groups, estimate=never, plan=saved)
+    assert applied == plan
+    assert str(second.graph) == str(first.graph)
+
+
+def test_a_plan_for_another_step_is_refused(llama):
+    _, plan = scheduled(copy.deepcopy(llama["fsdp"][0]), groups=llama["fsdp"][1])
+    module, groups = llama["ddp"]
+    before = str(module.graph)
+    with pytest.raises(OrderError, match="made for another step"):
+        scheduled(module, groups=groups, plan=plan)
+    assert str(module.graph) == before
+
+
+def test_a_plan_that_merges_what_differs_is_refused():
+    def step(x, w):
+        return wait(ops.all_reduce(x, "sum", "0")), wait(ops.all_reduce(w, "max", "0"))
+
+    _, plan = scheduled(traced(step, X, W), merge=False)
+    module = traced(step, X, W)
+    bucket = Bucket(("all_reduce", "all_reduce_1"))
+    order = tuple(name for name in plan.order if name != "all_reduce_1")
+    edited = replace(plan, buckets=(bucket,), order=order)
+    with pytest.raises(OrderError):
+        scheduled(module, plan=edited)
+
+
+def test_a_graph_without_collectives_stays_as_it_is():
+    module = traced(lambda x, w: torch.relu(x @ w), X, W)
+    before = str(module.graph)
+    _, plan = scheduled(module)
+    assert str(module.graph) == before
+    assert plan.order == ("mm", "relu")
+    assert plan.captured == plan.planned
+    assert plan.limits == QUICK
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1.0, float("inf"), "fast", True])
+def test_an_estimate_that_is_no_time_is_an_error_that_names_the_node(bad):
+    with pytest.raises(CostError, match="'mm_3'"):
+        scheduled(
+            traced(gathers, X, W),
+            estimate=lambda node, nbytes=None: bad if node.name == "mm_3" else None,
+        )
+
+
+def test_a_merged_estimate_that_is_no_time_is_an_error_too():
+    with pytest.raises(CostError, match="'all_gather_into_tensor'"):
+        scheduled(
+            traced(gathers, X, W),
+            estimate=lambda node, nbytes=None: None if nbytes is None else -1.0,
+        )
+
+
+def test_an_estimate_is_asked_about_new_collectives_with_a_node_and_bytes():
+    asked: list[tuple[fx.Node, int]] = []
+
+    def recording(node: fx.Node, nbytes: int | None = None) -> float:
+        if nbytes is not None:
+            asked.append((node, nbytes))
+        return estimate(node, nbytes)
+
+    module = traced(gathers, X, W)
+    _, plan = scheduled(module, estimate=recording)
+    assert plan.buckets
+    assert all(collective_call(node) for node, _ in asked)
+    merged = W.nbytes * len(plan.buckets[0].members)
+    assert merged in [nbytes for _, nbytes in asked]
+
+
+def test_without_a_cluster_one_is_assumed_and_said_once(caplog):
+    _default_cluster.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        scheduled(traced(gathers, X, W), cluster=None)
+        scheduled(traced(gathers, X, W), cluster=None)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["no cluster was given: costs are those of h100x4, one node; pass cluster="]
+
+
+def test_a_group_without_ranks_is_an_error_that_says_what_to_give():
+    with pytest.raises(CostError, match=r"group '0' has no ranks; give the group's ranks"):
+        schedule_graph(traced(gathers, X, W), cluster="h100x4")
+
+
+def test_collectives_that_write_to_what_they_are_given_are_never_merged():
+    def step(x, w):
+        a, b = x * 2, w * 2
+        first = wait(ops.all_reduce_(a, "sum", "0"))
+        second = wait(ops.all_reduce_(b, "sum", "0"))
+        out = [torch.empty(16, 4), torch.empty(16, 4)]
+        third = wait(ops.all_gather_into_tensor_out(w, 4, "0", out=out[0]))
+        fourth = wait(ops.all_gather_into_tensor_out(w + 1, 4, "0", out=out[1]))
+        return first.sum() + second.sum() + third.sum() + fourth.sum()
+
+    module = traced(step, X, W)
+    before = copy.deepcopy(module)
+    _, plan = scheduled(module, estimate=estimate)
+    assert not plan.buckets
+    assert len(starts(module)) == 4
+    assert_same_numbers(before, module, X, W)
+
+
+def test_names_decide_nothing():
+    module, renamed = traced(gathers, X, W), traced(gathers, X, W)
+    for k, node in enumerate(renamed.graph.nodes):
+        if node.op == "call_function":
+            node._rename(f"n{k}")
+    for each in (module, renamed):
+        scheduled(each, estimate=estimate)
+    targets = [[str(node.target) for node in each.graph.nodes] for each in (module, renamed)]
+    assert targets[0] == targets[1]
+
+
+def test_scheduling_twice_gives_the_same_graph():
+    texts = []
+    for _ in range(2):
+        module, plan = scheduled(traced(gathers, X, W), estimate=estimate)
+        texts.append((str(module.graph), plan.to_json()))
+    assert texts[0] == texts[1]
+
+
+def test_an_untraced_module_is_refused_with_a_sentence():
+    module = fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    with pytest.raises(ProgramError, match="trace the model"):
+        schedule_graph(module)
+
+
+def test_nothing_keeps_the_graph_alive():
+    module = traced(gathers, X, W)
+    plan = scheduled(module, estimate=estimate)[1]
+    watched = [weakref.ref(module.graph), weakref.ref(starts(module)[0])]
+    del module
+    gc.collect()
+    assert plan.buckets
+    assert [ref() for ref in watched] == [None, None]
+
+
+def test_an_inductor_pass_can_be_cached_by_what_it_depends_on():
+    one, other = as_inductor_pass("h100x8"), as_inductor_pass("h100x8", limits=QUICK)
+    assert one.uuid() == as_inductor_pass("h100x8").uuid() != other.uuid()
+    assert as_inductor_pass("h100x8", estimate=estimate).uuid() is None
+
+
+def test_an_inductor_pass_does_not_keep_the_graph():
+    module = traced(gathers, X, W)
+    scheduler = as_inductor_pass("h100x4", groups=GROUPS, limits=QUICK, pin=False)
+    scheduler(module.graph)
+    watched = weakref.ref(module.graph)
+    del module
+    gc.collect()
+    assert len(scheduler.plans) == 1
+    assert watched() is None
+
+
+def test_work_that_hides_a_collective_is_pinned_between_its_start_and_its_wait():
+    from undertow.graph.inductor_bridge import hiding_order
+
+    def step(x, w):
+        made = ops.all_gather_into_tensor(w, 4, "0")
+        for _ in range(3):
+            x = torch.relu(x @ w)
+        return x @ wait(made)[:4]
+
+    order = hiding_order(traced(step, X, W).graph)
+    pinned = {node.name: [before.name for before in found] for node, found in order.items()}
+    assert pinned == {"mm": ["all_gather_into_tensor"], "wait_tensor": ["mm_2"]}
+
+
+# -- random graphs --------------------------------------------------------------------------------
+
+STEPS = (
+    "add", "mul", "mm", "view", "rows", "write", "write_view", "gather", "reduce", "scatter",
+    "reduce_in_place", "gather_out", "coalesced", "wait", "wait", "wait",
+)  # fmt: skip
+INSTRUCTIONS = st.lists(
+    st.tuples(st.sampled_from(STEPS), st.integers(0, 99), st.integers(0, 99)),
+    min_size=3,
+    max_size=16,
+)
+
+
+class Machine:
+    """Runs random instructions on tensors of one shape; views of a tensor share its base.
+
+    `busy` are bases that a collective works on: nobody may write to those, and results are used
+    after their wait only, since anything else is a race in the graph as it is.
+    """
+
+    def __init__(self, *inputs: torch.Tensor) -> None:
+        self.values = [(x, k) for k, x in enumerate(inputs)]  # (tensor, base)
+        self.bases = len(inputs)
+        self.flying: list[tuple[list[torch.Tensor], int]] = []  # results, base of the input
+
+    def run(self, instructions: list[tuple[str, int, int]]) -> list[torch.Tensor]:
+        for name, a, b in instructions:
+            getattr(self, name)(self.pick(a), self.pick(b))
+        while self.flying:
+            self.wait(None, None)
+        return [x.clone() for x, _ in self.values[-4:]]
+
+    def pick(self, k: int) -> tuple[torch.Tensor, int]:
+        return self.values[k % len(self.values)]
+
+    def new(self, x: torch.Tensor, base: int | None = None) -> None:
+        if base is None:
+            base, self.bases = self.bases, self.bases + 1
+        self.values.append((x, base))
+
+    def fly(self, results: list[torch.Tensor], base: int) -> None:
+        self.flying.append((results, base))
+
+    def add(self, a: Any, b: Any) -> None:
+        self.new(a[0] + b[0])
+
+    def mul(self, a: Any, b: Any) -> None:
+        self.new(a[0] * 0.5)
+
+    def mm(self, a: Any, b: Any) -> None:
+        self.new(a[0] @ b[0].t()[:, :4] / 8)
+
+    def view(self, a: Any, b: Any) -> None:
+        self.new(a[0].view(4, 8).view(8, 4), a[1])
+
+    def rows(self, a: Any, b: Any) -> None:
+        self.new(torch.cat([a[0][:4], b[0][4:]]))
+
+    def write(self, a: Any, b: Any) -> None:
+        if a[1] not in [base for _, base in self.flying]:
+            a[0].add_(b[0]).mul_(0.5)
+
+    def write_view(self, a: Any, b: Any) -> None:
+        if a[1] not in [base for _, base in self.flying]:
+            a[0][2].mul_(0.25)
+
+    def gather(self, a: Any, b: Any) -> None:
+        self.fly([ops.all_gather_into_tensor(a[0], 4, "0")], a[1])
+
+    def reduce(self, a: Any, b: Any) -> None:
+        self.fly([ops.all_reduce(a[0], "sum", "0")], a[1])
+
+    def scatter(self, a: Any, b: Any) -> None:
+        self.fly([ops.reduce_scatter_tensor(torch.cat([a[0]] * 4), "sum", 4, "0")], -1)
+
+    def reduce_in_place(self, a: Any, b: Any) -> None:
+        self.fly([ops.all_reduce_(a[0] * 0.25, "sum", "0")], -1)
+
+    def gather_out(self, a: Any, b: Any) -> None:
+        out = torch.empty(32, 4)
+        self.fly([ops.all_gather_into_tensor_out(a[0], 4, "0", out=out)], a[1])
+
+    def coalesced(self, a: Any, b: Any) -> None:
+        made = ops.all_reduce_coalesced([a[0], b[0] + 1], "sum", "0")
+        self.fly(list(made), a[1])
+
+    def wait(self, a: Any, b: Any) -> None:
+        if self.flying:
+            results, _ = self.flying.pop(0)
+            for result in results:
+                self.new(wait(result)[:8] / 4)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(INSTRUCTIONS, st.booleans(), st.booleans())
+def test_random_graphs_are_scheduled_legally_and_compute_the_same(instructions, merge, bounded):
+    def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return Machine(x, y).run(instructions)
+
+    module = traced(step, X, X + 1)
+    before = copy.deepcopy(module)
+    limits = Limits(steps=100) if bounded else QUICK
+    _, plan = scheduled(module, estimate=estimate, merge=merge, limits=limits)
+    module.graph.lint()
+    program = convert(module.graph, GROUPS).program
+    verify(program, Order.captured(program))
+    if program.starts:
+        assert sequence_digest(program, Order.captured(program)) == plan.digest
+    if bounded:
+        assert plan.planned.peak_nbytes <= plan.captured.peak_nbytes
+    assert_same_numbers(before, module, X, X + 1)

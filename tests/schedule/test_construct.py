@@ -1,0 +1,116 @@
+"""Orders built forward in time."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.synthetic import fsdp_step
+from tests.programs import random_program, rngs
+from undertow.program import (
+    Program,
+    lower_bounds,
+    parse_program,
+    profile_memory,
+    simulate,
+    verify,
+)
+from undertow.schedule.construct import Facts, Policy, construct
+
+TWO_LAYERS = """
+    group g
+    input w1 1B
+    input w2 1B
+    buffer f1 8B
+    buffer f2 8B
+    buffer a 1B
+    g1 start g 10us reads w1 writes f1
+    r1 wait g1
+    c1 compute 20us reads f1 writes a
+    g2 start g 10us reads w2 writes f2
+    r2 wait g2
+    c2 compute 20us reads f2 a
+"""
+
+
+def names(program: Program, policy: Policy, limit: int | None) -> str:
+    order = construct(Facts(program), policy, limit)
+    verify(program, order)
+    return " ".join(program.tasks[i].name for i in order.tasks)
+
+
+def test_the_next_gather_runs_under_this_layers_compute():
+    assert names(parse_program(TWO_LAYERS), Policy(), None) == "g1 r1 g2 c1 r2 c2"
+
+
+def test_a_gather_that_does_not_fit_in_memory_waits_for_room():
+    program = parse_program(TWO_LAYERS)
+    assert names(program, Policy(), profile_memory(program).peak_nbytes) == "g1 r1 c1 g2 r2 c2"
+
+
+def test_a_gather_beyond_the_horizon_waits():
+    assert names(parse_program(TWO_LAYERS), Policy(horizon_ns=0), None) == "g1 r1 c1 g2 r2 c2"
+
+
+def test_a_reduction_is_waited_for_when_it_has_landed():
+    program = parse_program("""
+        group g
+        buffer x 8B
+        output y 1B
+        a compute 10us writes x
+        s start g 15us reads x writes y
+        w wait s
+        b compute 10us
+        c compute 10us
+        d compute 10us
+    """)
+    assert names(program, Policy(), None) == "a s b c w d"
+
+
+def test_compute_overtakes_what_would_stand_still_within_the_window():
+    program = parse_program("""
+        group g
+        buffer x 1B
+        s start g 30us writes x
+        w wait s
+        a compute 10us reads x
+        b compute 20us
+    """)
+    assert names(program, Policy(window=0), None) == "s w a b"
+    assert names(program, Policy(window=1), None) == "s b w a"
+
+
+def test_cheap_tasks_that_only_serve_a_collective_move_with_it():
+    program = parse_program("""
+        group g
+        input w 1B
+        buffer cast 1B
+        buffer full 8B
+        a compute 20us
+        to compute 1us reads w writes cast
+        s start g 10us reads cast writes full
+        r wait s
+        b compute 20us reads full
+    """)
+    assert names(program, Policy(), None) == "to s a r b"
+
+
+@given(rngs, st.integers(2, 30), st.sampled_from([0, 3, 10**6]), st.sampled_from([0, 20, 1 << 60]))
+@settings(max_examples=300)
+def test_every_construction_is_legal(rng: random.Random, size: int, window: int, horizon: int):
+    program = random_program(rng, size)
+    peak = profile_memory(program).peak_nbytes
+    for limit in (None, peak, peak // 2):
+        verify(program, construct(Facts(program), Policy(horizon, window), limit))
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_sharded_step_comes_near_its_bound(limited: bool):
+    program = fsdp_step(2_000)
+    limit = int(profile_memory(program).peak_nbytes * 1.5) if limited else None
+    order = construct(Facts(program), Policy(), limit)
+    timeline = simulate(program, order)
+    assert lower_bounds(program).gap(timeline.total_ns) < (0.2 if limited else 0.03)
+    if limit:
+        assert timeline.peak_nbytes <= limit

@@ -1,0 +1,167 @@
+"""`solve`: legal, within its limit, never worse than captured, near the optimum, repeatable."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.synthetic import fsdp_step
+from tests.program.exact import exact_ns
+from tests.programs import random_program, rngs
+from tests.schedule.test_buckets import REPRICE, described, gathers, longer
+from undertow.errors import OrderError, ProgramError
+from undertow.program import parse_program, profile_memory, simulate, verify
+from undertow.schedule.buckets import Bucket
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan, apply_plan
+from undertow.schedule.solve import solve
+
+ROOT = Path(__file__).parents[2]
+
+
+@given(rngs, st.integers(2, 25), st.booleans())
+@settings(max_examples=100)
+def test_solutions_are_legal_within_the_limit_and_never_worse(
+    rng: random.Random, size: int, should_merge: bool
+):
+    program = described(random_program(rng, size))
+    found = solve(program, Limits(steps=50), reprice=longer, should_merge=should_merge)
+    limit = profile_memory(program).peak_nbytes
+    verify(found.merged.program, found.order, peak_nbytes=limit)
+    assert found.timeline.total_ns <= simulate(program).total_ns
+    assert found.plan.planned.total_ns == found.timeline.total_ns
+    assert found.plan.bound_ns <= found.timeline.total_ns
+
+
+@pytest.mark.slow
+def test_small_programs_are_solved_to_within_a_percent_of_the_optimum():
+    ratios = []
+    for seed in range(100):
+        program = random_program(random.Random(seed), 8 + seed % 12, plain=True)
+        optimum = exact_ns(program)
+        total = solve(program, Limits(peak_ratio=None, steps=500)).timeline.total_ns
+        ratios.append(total / optimum if optimum else 1.0)
+    assert sum(ratios) / len(ratios) < 1.01
+    assert max(ratios) < 1.1
+
+
+def test_a_sharded_step_is_hidden_within_its_limit():
+    program = fsdp_step(4_000)
+    found = solve(program, Limits(peak_ratio=1.5))
+    captured = simulate(program)
+    assert found.timeline.peak_nbytes <= 1.5 * captured.peak_nbytes
+    assert found.timeline.exposed_ns < captured.exposed_ns / 2
+    assert found.timeline.total_ns < 1.03 * found.plan.bound_ns
+
+
+def test_a_sharded_step_is_hidden_within_its_captured_peak():
+    program = fsdp_step(4_000)
+    found = solve(program)
+    assert found.timeline.peak_nbytes <= simulate(program).peak_nbytes
+    assert found.timeline.total_ns < 1.03 * found.plan.bound_ns
+
+
+def test_more_memory_never_makes_the_step_longer():
+    program = fsdp_step(1_000)
+    totals = [
+        solve(program, limits).timeline.total_ns
+        for limits in (Limits(), Limits(peak_ratio=1.2), Limits(peak_ratio=None))
+    ]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_a_limit_below_the_captured_peak_lowers_it_as_far_as_it_goes():
+    program = parse_program("""
+        buffer x 8B
+        buffer y 8B
+        a compute 1us writes x
+        b compute 1us writes y
+        c compute 1us reads x
+        d compute 1us reads y
+    """)
+    assert simulate(program).peak_nbytes == 16
+    assert solve(program, Limits(peak_bytes=8)).timeline.peak_nbytes == 8
+
+
+def test_small_collectives_are_merged_where_that_is_shorter():
+    program = gathers(12)
+    alone = solve(program, Limits(peak_ratio=None), reprice=REPRICE, should_merge=False)
+    merged = solve(program, Limits(peak_ratio=None), reprice=REPRICE)
+    assert merged.plan.buckets
+    assert not alone.plan.buckets
+    assert merged.timeline.total_ns < alone.timeline.total_ns
+
+
+def test_a_program_without_collectives_is_left_as_it_is():
+    program = parse_program("a compute 1us\nb compute 1us")
+    assert solve(program).plan.order == ("a", "b")
+
+
+def plan_of_gathers() -> Plan:
+    return solve(gathers(12), Limits(peak_ratio=None), reprice=REPRICE).plan
+
+
+def test_plans_survive_json_and_are_applied_again():
+    program, plan = gathers(12), plan_of_gathers()
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan
+    merged, order = apply_plan(program, again, REPRICE)
+    assert simulate(merged.program, order).total_ns == plan.planned.total_ns
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"program": "0"}, "made for another step"),
+        ({"digest": "0"}, "digest does not fit"),
+        ({"order": ("nothing",)}, "orders 'nothing', which is not a task"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(change: dict, message: str):
+    with pytest.raises(OrderError, match=message):
+        apply_plan(gathers(12), replace(plan_of_gathers(), **change), REPRICE)
+
+
+def test_a_plan_that_merges_what_does_not_belong_together_is_refused():
+    program = gathers(3, dtype="float32")
+    plan = solve(program, Limits(peak_ratio=None), reprice=REPRICE).plan
+    with pytest.raises(OrderError, match="of another group, kind"):
+        apply_plan(program, replace(plan, buckets=(Bucket(("g0", "g1")),)), REPRICE)
+
+
+def test_an_illegal_plan_is_refused():
+    plan = plan_of_gathers()
+    with pytest.raises(OrderError, match="not legal"):
+        apply_plan(gathers(12), replace(plan, order=tuple(reversed(plan.order))), REPRICE)
+
+
+def test_json_that_is_no_plan_gets_a_sentence():
+    with pytest.raises(ProgramError, match="not a plan"):
+        Plan.from_json([])
+    with pytest.raises(ProgramError, match="right form"):
+        Plan.from_json({"format": "undertow plan", "version": 1})
+
+
+def test_the_same_plan_under_another_hash_seed():
+    code = (
+        "import json; from tests.schedule.test_solve import plan_of_gathers, fsdp_step, solve;"
+        "print(json.dumps([plan_of_gathers().to_json(), solve(fsdp_step(500)).plan.to_json()]))"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(texts) == 1

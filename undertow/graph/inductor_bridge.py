@@ -1,0 +1,148 @@
+"""Our schedule inside PyTorch's own compiler: a post-grad pass for Inductor.
+
+This is the one file that imports Inductor. Its scheduler may reorder what it is given, so the pass
+pins what the schedule relies on by control dependencies: the work behind which a collective is
+hidden comes after its start and before its wait.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from undertow.cache import source_digest
+from undertow.cost.cluster import Cluster
+from undertow.graph.collectives import collective_call, is_wait
+from undertow.graph.convert import GroupRanks
+from undertow.graph.describe import op_class
+from undertow.graph.nodes import nodes_in
+from undertow.graph.schedule_graph import Estimate, schedule_nodes
+from undertow.program.model import OpClass
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan
+
+# Inductor calls libraries for these and fuses nothing across them, so that pinning costs nothing.
+_ANCHORS = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
+
+
+class UndertowPass(CustomGraphPass):
+    """A pass for `torch._inductor.config.post_grad_custom_post_pass`.
+
+    `plans` are those of the graphs that were compiled with it, in order; graphs that Inductor takes
+    from its cache do not come here.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster | None,
+        estimate: Estimate | None,
+        limits: Limits,
+        merge: bool,
+        groups: GroupRanks | None,
+        pin: bool,
+    ) -> None:
+        self._cluster, self._estimate, self._limits = cluster, estimate, limits
+        self._merge, self._groups, self._pin = merge, groups, pin
+        self.plans: list[Plan] = []
+
+    def __call__(self, graph: fx.Graph) -> None:
+        plan = schedule_nodes(
+            graph,
+            cluster=self._cluster,
+            estimate=self._estimate,
+            limits=self._limits,
+            merge=self._merge,
+            groups=self._groups,
+        )
+        self.plans.append(plan)
+        if self._pin:
+            pin(graph)
+
+    def uuid(self) -> str | None:
+        """What the result depends on, beside the graph; None, which keeps Inductor from caching,
+        where a function that we cannot see into has a say."""
+        if self._estimate is not None:
+            return None
+        here = Path(__file__).parents[1]
+        ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])
+        world = dist.get_world_size() if dist.is_initialized() else 0
+        groups = sorted((self._groups or {}).items())
+        choices = (self._cluster, self._limits, self._merge, groups, self._pin, world)
+        return f"{ours} {choices!r}"
+
+
+def as_inductor_pass(
+    cluster: Cluster | str | None = None,
+    *,
+    estimate: Estimate | None = None,
+    limits: Limits | None = None,
+    merge: bool = True,
+    groups: GroupRanks | None = None,
+    pin: bool = True,
+) -> UndertowPass:
+    """Our schedule as a post-grad pass of Inductor; the options are those of `schedule_graph`.
+
+    With `pin`, control dependencies keep Inductor's scheduler from undoing the order.
+
+        torch._inductor.config.post_grad_custom_post_pass = as_inductor_pass("8xh100x8")
+        step = torch.compile(step)
+    """
+    target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    return UndertowPass(target, estimate, limits or Limits(), merge, groups, pin)
+
+
+def pin(graph: fx.Graph) -> int:
+    """Add the control dependencies that keep each collective around the work that hides it.
+
+    Returns how many nodes got one. The graph must have its final order.
+    """
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+    from torch.utils._ordered_set import OrderedSet
+
+    needs = {node: OrderedSet(before) for node, before in hiding_order(graph).items()}
+    preserve_node_ordering(graph, needs)
+    return len(needs)
+
+
+def hiding_order(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """Node -> nodes that must have begun before it, for every collective with work to hide it.
+
+    The first anchor after a start follows it, and the first wait for it follows the last anchor
+    before that wait; what lies between is held by these two.
+    """
+    nodes = list(graph.nodes)
+    anchors = [i for i, node in enumerate(nodes) if op_class(node.target) in _ANCHORS]
+    found: dict[int, list[fx.Node]] = {}
+    for start, wait in _spans(nodes):
+        between = _between(anchors, start, wait)
+        if between:
+            found.setdefault(between[0], []).append(nodes[start])
+            found.setdefault(wait, []).append(nodes[between[-1]])
+    return {nodes[i]: found[i] for i in sorted(found)}
+
+
+def _spans(nodes: Sequence[fx.Node]) -> list[tuple[int, int]]:
+    """Positions of every start and of the first wait for it."""
+    start_of: dict[fx.Node, int] = {}  # a start, and what picks from it
+    found: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        if collective_call(node) is not None:
+            start_of[node] = i
+            continue
+        source = next(nodes_in(node.args), None)
+        if source is None or source not in start_of:
+            continue
+        if is_wait(node):
+            found.setdefault(start_of[source], i)
+        else:
+            start_of[node] = start_of[source]
+    return list(found.items())
+
+
+def _between(sorted_places: list[int], low: int, high: int) -> list[int]:
+    return sorted_places[bisect_right(sorted_places, low) : bisect_left(sorted_places, high)]

@@ -1,0 +1,166 @@
+"""`schedule_graph`: from an FX graph to the same graph with its communication hidden.
+
+Converts the graph to a Program, prices and solves that (or takes a Plan that was made before), and
+writes the result back. Works on joint, forward, backward and whole-step graphs alike, and inside
+other compilers (`undertow.graph.as_inductor_pass`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from functools import cache
+from typing import Protocol
+
+from torch import fx
+
+from undertow.cost.cluster import Cluster
+from undertow.cost.price import price, repricer
+from undertow.cost.sources import FunctionSource
+from undertow.graph.coalesce import mergeable_starts
+from undertow.graph.convert import Converted, GroupRanks, convert
+from undertow.graph.rewrite import rewrite
+from undertow.program import Collective, Program, Task
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan, apply_plan
+from undertow.schedule.solve import Solution, solve
+
+_log = logging.getLogger(__name__)
+_DEVICE = "h100"  # of the cluster that is taken where none is given
+
+
+class Estimate(Protocol):
+    """What a node takes, in seconds; None leaves it to the model of the cluster.
+
+    `nbytes` is given for a collective that does not exist yet: the bytes of its input on one rank.
+    `node` is then one of those that it is made of.
+    """
+
+    def __call__(self, node: fx.Node, /, nbytes: int | None = None) -> float | None: ...
+
+
+def schedule_graph(
+    gm: fx.GraphModule,
+    *,
+    cluster: Cluster | str | None = None,
+    estimate: Estimate | None = None,
+    limits: Limits | None = None,
+    plan: Plan | None = None,
+    merge: bool = True,
+    groups: GroupRanks | None = None,
+    donated: Collection[str] = (),
+) -> tuple[fx.GraphModule, Plan]:
+    """Hide the communication of a graph of operators with functional collectives behind its
+    compute, in place; the Plan says what was decided and what it comes to.
+
+    Nodes carry fake (or real) values in `meta["val"]`, as those of `make_fx`, AOTAutograd and
+    `torch.export` do. `cluster` is what costs are for (default: one node of H100), `estimate`
+    overrides its model for single nodes, `limits` bounds memory (default: not above the peak of the
+    graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit.
+    `groups` gives names and ranks of groups that the running job does not know, `donated` the
+    placeholders whose memory may be freed.
+
+        gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
+        print(plan.captured.exposed_ns, plan.planned.exposed_ns)
+    """
+    made = schedule_nodes(
+        gm.graph,
+        cluster=cluster,
+        estimate=estimate,
+        limits=limits,
+        plan=plan,
+        merge=merge,
+        groups=groups,
+        donated=donated,
+    )
+    gm.recompile()
+    return gm, made
+
+
+def schedule_nodes(
+    graph: fx.Graph,
+    *,
+    cluster: Cluster | str | None = None,
+    estimate: Estimate | None = None,
+    limits: Limits | None = None,
+    plan: Plan | None = None,
+    merge: bool = True,
+    groups: GroupRanks | None = None,
+    donated: Collection[str] = (),
+) -> Plan:
+    """`schedule_graph` for a graph without its module."""
+    converted = convert(graph, groups, donated=donated)
+    if plan is not None:
+        merged, order = apply_plan(converted.program, plan, _as_it_is)
+        rewrite(converted, merged, order)
+        return plan
+    solution = decide(converted, cluster, estimate, limits or Limits(), merge)
+    if converted.program.starts:
+        rewrite(converted, solution.merged, solution.order)
+    return solution.plan
+
+
+def decide(
+    converted: Converted,
+    cluster: Cluster | str | None,
+    estimate: Estimate | None,
+    limits: Limits,
+    merge: bool,
+) -> Solution:
+    """Price and solve the Program of a graph; the graph stays as it is."""
+    program = converted.program
+    if cluster is None:
+        cluster = _cluster_for(program)
+    elif isinstance(cluster, str):
+        cluster = Cluster.parse(cluster)
+    sources = () if estimate is None else (_source(converted, estimate),)
+    priced = price(program, cluster, sources).program
+    if not program.starts:  # nothing to hide: the captured order, with its figures
+        solution = solve(priced, replace(limits, steps=0), should_merge=False)
+        return replace(solution, plan=replace(solution.plan, limits=limits))
+    reprice = repricer(cluster, sources) if merge else None
+    return solve(_only_merging(priced, mergeable_starts(converted)), limits, reprice=reprice)
+
+
+def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:
+    """A Plan is applied whatever it costs."""
+    return task
+
+
+def _only_merging(program: Program, allowed: frozenset[int]) -> Program:
+    """Starts that must run alone lose their description: what has none is never merged."""
+    tasks = list(program.tasks)
+    for start in program.starts:
+        if start not in allowed:
+            tasks[start] = replace(tasks[start], work=None)
+    return replace(program, tasks=tuple(tasks))
+
+
+def _source(converted: Converted, estimate: Estimate) -> FunctionSource:
+    """The user's function of nodes as one of tasks; a merged start has its first member's name."""
+    known = {
+        task.name: (node, task)
+        for node, task in zip(converted.nodes, converted.program.tasks, strict=True)
+    }
+
+    def seconds(task: Task, ranks: tuple[int, ...]) -> float | None:
+        node, captured = known[task.name]
+        if isinstance(task.work, Collective) and task.work != captured.work:
+            return estimate(node, nbytes=task.work.nbytes)
+        return estimate(node)
+
+    return FunctionSource(seconds, name="estimate")
+
+
+def _cluster_for(program: Program) -> Cluster:
+    """One node that holds all ranks of the program's groups."""
+    ranks = [rank for stream in program.streams for rank in stream.ranks]
+    return _default_cluster(max(ranks, default=0) + 1)
+
+
+@cache  # each is announced once
+def _default_cluster(devices: int) -> Cluster:
+    name = f"{_DEVICE}x{devices}"
+    _log.warning("no cluster was given: costs are those of %s, one node; pass cluster=", name)
+    return Cluster.parse(name)

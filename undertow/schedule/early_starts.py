@@ -1,0 +1,140 @@
+"""Moves starts up the order: as early as they go, or only as early as they need to be hidden.
+
+What a start needs follows backwards from the waits: it must end when its wait is reached, and when
+the next collective of its group has to begin. Prices are a Timeline of the incoming order, so they
+are the simulator's own. Cheap tasks that only serve a start (a cast, a copy, a view) go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from undertow.program import HazardKind, Kind, Order, Program, Timeline
+from undertow.schedule.limits import Limits
+from undertow.schedule.moves import LimitedBy, Move
+from undertow.schedule.sweep import FOREVER, Sweep, Unit
+
+_CHEAP_SHARE = 4
+"""What travels with a start may take a quarter of the time that the collective takes."""
+_MOST_MEMBERS = 64
+"""More tasks than this do not travel together: each that joins is compared with all of them."""
+
+
+class Edges:
+    """Which successors of a task need what it makes: found once, used by every pass."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._weak = {(h.src, h.dst) for h in program.hazards if h.kind is not HazardKind.RAW}
+
+    def serves_only(self, task: int, users: list[int]) -> bool:
+        """Whether nobody but `users` needs what `task` makes, and somebody does."""
+        needed_by = [t for t in self._program.successors[task] if (task, t) not in self._weak]
+        return bool(needed_by) and all(user in users for user in needed_by)
+
+
+def raise_all(program: Program, order: Order, limits: Limits, edges: Edges) -> Order:
+    """Every start as early as hazards and limits allow."""
+    return Sweep(program, order, limits, backward=True).run(_Raise(program, edges))[0]
+
+
+def raise_as_needed(
+    timeline: Timeline, limits: Limits, edges: Edges, steps: int, only: Container[int] | None = None
+) -> tuple[Order, list[Move], int]:
+    """Starts of `only` (default: all) as early as they must be to be hidden; the moves, and how
+    many steps of the budget were used."""
+    program, order = timeline.program, timeline.order
+    director = _RaiseAsNeeded(timeline, edges, steps, only)
+    order, moves = Sweep(program, order, limits, backward=True).run(director)
+    return order, director.stayed + moves, director.used
+
+
+class _Raise:
+    """Holds every start back for as long as possible."""
+
+    def __init__(self, program: Program, edges: Edges) -> None:
+        self.progress = 0
+        self._program = program
+        self._edges = edges
+
+    def holds_back(self, task: int) -> int | None:
+        return FOREVER if self._program.tasks[task].kind is Kind.START else None
+
+    def joins(self, task: int, unit: Unit) -> bool:
+        kind = self._program.tasks[task].kind
+        if kind not in (Kind.VIEW, Kind.COMPUTE) or len(unit.members) == _MOST_MEMBERS:
+            return False
+        ns = sum(self._program.tasks[member].ns for member in unit.members[1:])
+        allowed = self._program.tasks[unit.head].ns
+        if (ns + self._program.tasks[task].ns) * _CHEAP_SHARE > allowed:
+            return False
+        return self._edges.serves_only(task, unit.members)
+
+    def placed(self, task: int) -> None:
+        pass
+
+
+class _RaiseAsNeeded(_Raise):
+    """Holds a start back until the time at which it must begin, counted from the step's end."""
+
+    def __init__(
+        self, timeline: Timeline, edges: Edges, steps: int, only: Container[int] | None
+    ) -> None:
+        super().__init__(timeline.program, edges)
+        self.used = 0
+        self.stayed: list[Move] = []
+        self._steps = steps
+        self._only = only
+        self._total = timeline.total_ns
+        self._reached = reached_ns(timeline)
+        self._begin: list[int] = timeline.begin.tolist()
+        self._end: list[int] = timeline.end.tolist()
+        self._next_begin: dict[int, int] = {}  # stream -> when its next collective must begin
+
+    def holds_back(self, task: int) -> int | None:
+        if self._program.tasks[task].kind is not Kind.START:
+            return None
+        latest = self._latest_begin(task)
+        # If only its stream is late, its own place is early enough: those before it must rise.
+        if self._reached[task] <= latest:
+            self.stayed.append(Move(task, task, 0, LimitedBy.HIDDEN))
+            return None
+        if self._only is not None and task not in self._only:
+            self.stayed.append(Move(task, task, 0, LimitedBy.NOT_BETTER))
+            return None
+        if self.used >= self._steps:
+            self.stayed.append(Move(task, task, 0, LimitedBy.BUDGET))
+            return None
+        self.used += 1
+        return self._total - latest
+
+    def _latest_begin(self, start: int) -> int:
+        reached, stream = self._reached, self._program.tasks[start].stream
+        waits = self._program.waits_of[start]
+        end = min([reached[wait] for wait in waits], default=self._total)
+        end = min(end, self._next_begin.get(stream, end))
+        latest = end - (self._end[start] - self._begin[start])
+        # What its producers do not allow, the collectives before it need not make room for.
+        producers = [reached[before] for before in self._program.predecessors[start]]
+        self._next_begin[stream] = max([latest, *producers])
+        return latest
+
+    def joins(self, task: int, unit: Unit) -> bool:
+        if not super().joins(task, unit):
+            return False
+        unit.until += self._program.tasks[task].ns  # it runs before the start
+        return True
+
+    def placed(self, task: int) -> None:
+        self.progress = max(self.progress, self._total - self._reached[task])
+
+
+def reached_ns(timeline: Timeline) -> list[int]:
+    """Per task, when the compute stream reached its place in the order."""
+    program, ready = timeline.program, timeline.ready.tolist()
+    now, reached = 0, [0] * len(program)
+    for task in timeline.order.tasks:
+        if program.tasks[task].kind is not Kind.HOST:  # those run on a clock of their own
+            now = max(now, ready[task])
+        reached[task] = now
+    return reached

@@ -1,0 +1,111 @@
+"""Moves of starts and waits, sweep after sweep, while they shorten the step.
+
+A sweep moves all starts (or waits) that need it, within the limits; one simulation then says
+whether the step became shorter. Where a sweep as a whole did not help (the host or contention
+can make an earlier start worse), it is tried again with the most exposed half of what moved. The
+relative order of collectives of one group is kept, and no true hazard is crossed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import replace
+
+from undertow.program import Kind, Order, Program, Timeline, simulate
+from undertow.schedule.early_starts import Edges, raise_as_needed
+from undertow.schedule.late_waits import sink_as_needed
+from undertow.schedule.limits import Limits
+from undertow.schedule.moves import LimitedBy, Move, Moved, count_places
+from undertow.schedule.sweep import next_in_group
+
+_SWEEPS = 8
+
+_Sweep = Callable[[Timeline, int, Container[int] | None], tuple[Order, list[Move], int]]
+
+
+def reorder_starts(program: Program, order: Order, limits: Limits) -> Moved:
+    """Exposed collectives start earlier, as far as hazards, their group and memory allow."""
+    edges, limits = Edges(program), limits.fixed_for(program)
+
+    def sweep(
+        timeline: Timeline, steps: int, only: Container[int] | None
+    ) -> tuple[Order, list[Move], int]:
+        return raise_as_needed(timeline, limits, edges, steps, only)
+
+    return _improve(program, order, limits.steps, sweep, Kind.START)
+
+
+def sink_waits_iterative(program: Program, order: Order, limits: Limits) -> Moved:
+    """Exposed collectives are waited for later, as far as hazards and memory allow."""
+    limits = limits.fixed_for(program)
+
+    def sweep(
+        timeline: Timeline, steps: int, only: Container[int] | None
+    ) -> tuple[Order, list[Move], int]:
+        return sink_as_needed(program, timeline.order, limits, steps, only)
+
+    return _improve(program, order, limits.steps, sweep, Kind.WAIT)
+
+
+def _improve(program: Program, order: Order, steps: int, sweep: _Sweep, kind: Kind) -> Moved:
+    best = simulate(program, order)
+    last: dict[int, Move] = {}
+    for _ in range(_SWEEPS):
+        timeline, moves, used = _sweep_once(best, steps, sweep)
+        last.update((move.task, move) for move in moves)
+        steps -= used
+        if timeline is best:
+            break
+        best = timeline
+    return Moved(best.order, _records(best, order, last, kind))
+
+
+def _sweep_once(best: Timeline, steps: int, sweep: _Sweep) -> tuple[Timeline, list[Move], int]:
+    """The timeline after one sweep, or `best` itself if any part of a sweep makes it longer."""
+    spent = 0
+    only: set[int] | None = None
+    first: list[Move] = []
+    while only is None or only:
+        order, moves, used = sweep(best, steps - spent, only)
+        spent += used
+        moved = {move.start for move in moves if move.places > 0}
+        first = first or moves
+        if not moved:
+            return best, first, spent
+        timeline = simulate(best.program, order)
+        # As good is good enough: what one collective gave up may have gone to the next wait, from
+        # where a pass over the waits can take it.
+        if (timeline.total_ns, timeline.exposed_ns) <= (best.total_ns, best.exposed_ns):
+            return timeline, moves, spent
+        by_exposure = sorted(moved, key=lambda start: (-int(best.exposed[start]), start))
+        only = set(by_exposure[: len(by_exposure) // 2])
+    undone = [replace(m, limited_by=LimitedBy.NOT_BETTER) if m.places else m for m in first]
+    return best, undone, spent
+
+
+def _records(after: Timeline, before: Order, last: dict[int, Move], kind: Kind) -> tuple[Move, ...]:
+    """One record per start or wait: what the last sweep said, and the places moved in all."""
+    program = after.program
+    places = count_places(before, after.order, last)
+    sign = -1 if kind is Kind.START else 1
+    following = next_in_group(program, after.order)
+    previous = {second: first for first, second in following.items()}
+    records = []
+    for task in sorted(last):
+        move = replace(last[task], places=max(sign * places[task], 0))
+        if after.exposed[move.start] == 0:
+            move = replace(move, limited_by=LimitedBy.HIDDEN, blocker=-1, nbytes_missing=0)
+        elif move.limited_by is LimitedBy.HIDDEN:
+            move = _why_still_exposed(after, move, previous)
+        records.append(move)
+    return tuple(records)
+
+
+def _why_still_exposed(after: Timeline, move: Move, previous: dict[int, int]) -> Move:
+    """Its place is right for a collective that begins at once and takes its own time."""
+    start = move.start
+    if after.begin[start] > after.ready[start] and start in previous:
+        return replace(move, limited_by=LimitedBy.GROUP, blocker=previous[start])
+    if after.end[start] - after.begin[start] > after.program.tasks[start].ns:
+        return replace(move, limited_by=LimitedBy.CONTENTION)
+    return replace(move, limited_by=LimitedBy.BUDGET)

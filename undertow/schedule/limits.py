@@ -1,0 +1,101 @@
+"""What a scheduler may use: memory, bytes in flight, and how long it may search.
+
+Peak memory is a hard bound: no scheduler returns an order above it if the one it was given fits.
+Budgets are counted in steps and never in seconds, so that every rank stops at the same place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from undertow.errors import UndertowError
+from undertow.program import Order, Program, profile_memory
+from undertow.units import parse_nbytes
+
+_PERCENT = re.compile(r"\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on a schedule; `None` means that there is none.
+
+    >>> Limits.parse("+5%").peak_ratio, Limits.parse("none").peak_ratio
+    (1.05, None)
+    """
+
+    peak_bytes: int | None = None  # absolute; wins over the ratio
+    peak_ratio: float | None = 1.0  # of the captured order's own peak
+    in_flight_bytes: int | None = None  # held by collectives between their start and their wait
+    steps: int = 20_000  # moves that a search may try
+
+    def __post_init__(self) -> None:
+        for name in ("peak_bytes", "peak_ratio", "in_flight_bytes", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UndertowError(f"the limit {name} is {value}; it cannot be negative")
+
+    @staticmethod
+    def parse(text: str) -> Limits:
+        """Limits from what a user writes for memory: ``70GiB``, ``+5%`` or ``none``."""
+        if text.strip().lower() == "none":
+            return Limits(peak_ratio=None)
+        percent = _PERCENT.fullmatch(text)
+        if percent is not None:
+            change = Fraction(percent[2]) / 100
+            return Limits(peak_ratio=float(1 + change if percent[1] == "+" else 1 - change))
+        try:
+            return Limits(peak_bytes=parse_nbytes(text))
+        except UndertowError as error:
+            raise UndertowError(
+                f"{text!r} is not a memory limit; write a size (70GiB), a change against the "
+                "captured order's own peak (+5%), or none"
+            ) from error
+
+    def allowed_peak(self, program: Program) -> int | None:
+        """The largest peak that is allowed for `program`, in bytes; None if any is."""
+        if self.peak_bytes is not None:
+            return self.peak_bytes
+        if self.peak_ratio is None:
+            return None
+        # 1.05 means 105 %, not the binary fraction nearest to it.
+        return int(profile_memory(program).peak_nbytes * Fraction(str(self.peak_ratio)))
+
+    def fixed_for(self, program: Program) -> Limits:
+        """The same limits with the peak in bytes: asked often, computed once."""
+        return replace(self, peak_bytes=self.allowed_peak(program), peak_ratio=None)
+
+
+def in_flight_nbytes(program: Program, start: int) -> int:
+    """What a collective holds from its start to its first wait: all that it reads and writes."""
+    return sum(program.buffers[buffer].nbytes for buffer in program.touches[start])
+
+
+def peak_in_flight(program: Program, order: Order) -> int:
+    """The most bytes that collectives hold at once; a collective nobody waits for holds its own to
+    the end."""
+    releases = {waits[0]: start for start, waits in program.waits_of.items() if waits}
+    held = peak = 0
+    for task in order.tasks:
+        if task in program.waits_of:
+            held += in_flight_nbytes(program, task)
+            peak = max(peak, held)
+        elif task in releases:
+            held -= in_flight_nbytes(program, releases[task])
+    return peak
+
+
+def keeps_limits(program: Program, order: Order, incoming: Order, limits: Limits) -> bool:
+    """Whether `order` stays within the limits, or where `incoming` did not, at least within what
+    that used."""
+    allowed = limits.allowed_peak(program)
+    if allowed is not None:
+        peak = profile_memory(program, order).peak_nbytes
+        if peak > allowed and peak > profile_memory(program, incoming).peak_nbytes:
+            return False
+    if limits.in_flight_bytes is not None:
+        held = peak_in_flight(program, order)
+        if held > limits.in_flight_bytes and held > peak_in_flight(program, incoming):
+            return False
+    return True

@@ -1,0 +1,43 @@
+"""A lower bound that holds however collectives are merged or split.
+
+Merging saves latency and splitting adds some, but every byte has to cross its link: a collective
+counts with what its bytes take at the best rate that its group reaches at any size, and no latency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from undertow.program import Collective, Kind, Program, Task, lower_bounds
+from undertow.schedule.buckets import Reprice
+
+_LARGE_NBYTES = 1 << 30  # a size at which rates have long settled
+Rate = tuple[int, int]  # (bytes, nanoseconds on the wire)
+
+
+def bound_for_any_merging(program: Program, reprice: Reprice | None) -> int:
+    """Nanoseconds that no order, merging or splitting of this Program's tasks can beat.
+
+    Without `reprice` nothing can be merged, and the Program's own times count.
+    """
+    if reprice is None:
+        return lower_bounds(program).best.ns
+    rates: dict[object, Rate] = {}
+    tasks = tuple(
+        _wire_only(program, task, reprice, rates) if task.kind is Kind.START else task
+        for task in program.tasks
+    )
+    return lower_bounds(replace(program, tasks=tasks)).best.ns
+
+
+def _wire_only(program: Program, task: Task, reprice: Reprice, rates: dict[object, Rate]) -> Task:
+    work = task.work
+    if not isinstance(work, Collective) or work.nbytes is None:
+        return task
+    key = (task.stream, work.kind, work.dtype, work.reduce_op)
+    if key not in rates:
+        ranks = program.streams[task.stream].ranks
+        large = reprice(replace(task, work=replace(work, nbytes=_LARGE_NBYTES)), ranks)
+        rates[key] = (_LARGE_NBYTES, large.ns * large.load_permille // 1000)
+    nbytes, ns = rates[key]
+    return replace(task, ns=min(task.ns, work.nbytes * ns // nbytes))

@@ -1,0 +1,143 @@
+"""A Plan: what was decided about a step, as data that can be saved, compared and applied again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from undertow.errors import OrderError, ProgramError
+from undertow.program import Order, Program, stream_sequences, verify
+from undertow.schedule.buckets import Bucket, Merged, Reprice, bucket_key, merge
+from undertow.schedule.limits import Limits
+
+_FORMAT = "undertow plan"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a schedule comes to."""
+
+    total_ns: int
+    exposed_ns: int
+    peak_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Order and buckets for one Program, and what they were made under.
+
+    `order` names the tasks of the Program in which the buckets run as one; a bucket goes by the
+    name of its first member. `program` is the digest of the captured Program that it fits.
+    """
+
+    program: str
+    order: tuple[str, ...]
+    buckets: tuple[Bucket, ...]
+    limits: Limits
+    captured: Figures
+    planned: Figures
+    bound_ns: int  # for any order, merging and splitting
+    digest: str  # of every group's sequence of collectives: what ranks must agree on
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "program": self.program,
+            "limits": asdict(self.limits),
+            "captured": asdict(self.captured),
+            "planned": asdict(self.planned),
+            "bound_ns": self.bound_ns,
+            "digest": self.digest,
+            "buckets": [list(bucket.members) for bucket in self.buckets],
+            "order": list(self.order),
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Plan:
+        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+            raise ProgramError(f'this is not a plan: its "format" field must say {_FORMAT!r}')
+        if data.get("version") != _VERSION:
+            raise ProgramError(
+                f"this plan is of version {data.get('version')!r}; this undertow reads {_VERSION}"
+            )
+        try:
+            return Plan(
+                data["program"],
+                tuple(data["order"]),
+                tuple(Bucket(tuple(members)) for members in data["buckets"]),
+                Limits(**data["limits"]),
+                Figures(**data["captured"]),
+                Figures(**data["planned"]),
+                data["bound_ns"],
+                data["digest"],
+            )
+        except (KeyError, TypeError) as error:
+            raise ProgramError(f"the plan's JSON does not have the right form: {error}") from error
+
+
+def program_digest(program: Program) -> str:
+    """What a Plan is made for: tasks, what they touch and their hazards, whatever they cost."""
+    digest = hashlib.sha256()
+    for task in program.tasks:
+        row = (task.name, task.kind.value, task.stream, task.reads, task.writes, task.start)
+        digest.update(repr(row).encode())
+    for hazard in program.hazards:
+        digest.update(f"{hazard.src},{hazard.dst},{hazard.kind.value};".encode())
+    return digest.hexdigest()[:32]
+
+
+def sequence_digest(program: Program, order: Order) -> str:
+    """What all ranks must agree on before they run: each group's sequence of collectives."""
+    text = json.dumps(stream_sequences(program, order), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def apply_plan(program: Program, plan: Plan, reprice: Reprice) -> tuple[Merged, Order]:
+    """`program` with the plan's buckets, and its order; refused if the plan does not fit."""
+    if program_digest(program) != plan.program:
+        raise OrderError(
+            "the plan was made for another step than this one (its model, options or version "
+            "differ); plan this step anew"
+        )
+    _check_buckets(program, plan.buckets)
+    merged = merge(program, plan.buckets, reprice)
+    if merged.buckets != plan.buckets:
+        raise OrderError("the plan merges collectives that depend on each other; plan anew")
+    order = Order(tuple(_index(merged.program, name) for name in plan.order))
+    verify(merged.program, order)
+    if sequence_digest(merged.program, order) != plan.digest:
+        raise OrderError(
+            "the plan's digest does not fit its order: the file was edited without it; remove "
+            "the edit or plan anew"
+        )
+    return merged, order
+
+
+def _check_buckets(program: Program, buckets: Sequence[Bucket]) -> None:
+    seen: set[str] = set()
+    for bucket in buckets:
+        for name in bucket.members:
+            if name not in program.index or program.index[name] not in program.waits_of:
+                raise OrderError(
+                    f"the plan merges {name!r}, which is not a collective of this step"
+                )
+            if name in seen:
+                raise OrderError(f"the plan merges {name!r} twice")
+            seen.add(name)
+        keys = {bucket_key(program, program.index[name]) for name in bucket.members}
+        if None in keys or len(keys) > 1:
+            raise OrderError(
+                f"the plan merges {bucket.members[0]!r} with others of another group, kind, "
+                "reduction or dtype, or with one that must run alone"
+            )
+
+
+def _index(program: Program, name: str) -> int:
+    if name not in program.index:
+        raise OrderError(f"the plan orders {name!r}, which is not a task of this step")
+    return program.index[name]

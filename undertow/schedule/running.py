@@ -1,0 +1,147 @@
+"""Time and memory of an order while it is being written, task by task.
+
+`Clock` is the simulator's plain sweep (docs/model.md) one task at a time, forwards. `RunningMemory`
+counts live bytes and bytes in flight in either direction: seen from the end of the step, a buffer
+appears at its last use and goes at its first. What has been placed fixes both, whatever the order
+in which it was placed, so the counts never drift.
+"""
+
+from __future__ import annotations
+
+from undertow.program import Kind, Lifetime, Program
+from undertow.schedule.limits import Limits, in_flight_nbytes
+
+
+def allocated_by(program: Program) -> list[int]:
+    """Bytes that each task allocates. The same in every legal order: the first to touch a buffer
+    that is not there from the beginning is its first writer."""
+    allocates = [0] * len(program)
+    known = [buffer.lifetime in (Lifetime.INPUT, Lifetime.DONATED) for buffer in program.buffers]
+    for task, buffers in enumerate(program.touches):
+        for buffer in buffers:
+            if not known[buffer]:
+                known[buffer] = True
+                allocates[task] += program.buffers[buffer].nbytes
+    return allocates
+
+
+def stays_to_end(program: Program) -> list[bool]:
+    """Per buffer, whether it is still there when the step has ended."""
+    return [
+        buffer.lifetime in (Lifetime.INPUT, Lifetime.OUTPUT) or index in program.held_to_end
+        for index, buffer in enumerate(program.buffers)
+    ]
+
+
+class RunningMemory:
+    """Live bytes and bytes in flight after some tasks were placed, from the front or the back."""
+
+    def __init__(self, program: Program, limits: Limits, *, backward: bool = False) -> None:
+        self._touches = program.touches
+        self._nbytes = [buffer.nbytes for buffer in program.buffers]
+        self._left = [0] * len(program.buffers)  # touches that are not placed yet
+        for buffers in program.touches:
+            for buffer in buffers:
+                self._left[buffer] += 1
+        there = [b.lifetime in (Lifetime.INPUT, Lifetime.DONATED) for b in program.buffers]
+        stays = stays_to_end(program)
+        self._present = stays if backward else there
+        self._leaves = [not keep for keep in (there if backward else stays)]
+        for buffer, count in enumerate(self._left):
+            if count == 0:  # nobody touches it: it is there all the time or never
+                self._present[buffer] = there[buffer]
+        self.live = sum(
+            size for size, here in zip(self._nbytes, self._present, strict=True) if here
+        )
+        self.limit = limits.allowed_peak(program)
+        self.peak = 0
+        self.in_flight = 0
+        self.in_flight_limit = limits.in_flight_bytes
+        self._flight = [0] * len(program)  # change of the bytes in flight at each task
+        for start, waits in program.waits_of.items():
+            nbytes = in_flight_nbytes(program, start)
+            self._flight[start] = -nbytes if backward else nbytes
+            if waits:
+                self._flight[waits[0]] = nbytes if backward else -nbytes
+            elif backward:
+                self.in_flight += nbytes
+
+    def allocates(self, task: int) -> int:
+        """Bytes that placing `task` next adds to those that are live."""
+        present, nbytes = self._present, self._nbytes
+        return sum([nbytes[buffer] for buffer in self._touches[task] if not present[buffer]])
+
+    def releasable(self, task: int) -> int:
+        """The most that `task` can hold by not having been placed."""
+        return sum(self._nbytes[buffer] for buffer in self._touches[task] if self._leaves[buffer])
+
+    def missing(self, task: int) -> int:
+        """Bytes over the memory limit while `task` runs, if it were placed next."""
+        return 0 if self.limit is None else self.live + self.allocates(task) - self.limit
+
+    def in_flight_missing(self, task: int) -> int:
+        """Bytes over the limit on bytes in flight, if `task` were placed next."""
+        if self.in_flight_limit is None or self._flight[task] <= 0:
+            return 0
+        return self.in_flight + self._flight[task] - self.in_flight_limit
+
+    def place(self, task: int) -> None:
+        present, nbytes, left = self._present, self._nbytes, self._left
+        freed = 0
+        for buffer in self._touches[task]:
+            if not present[buffer]:
+                present[buffer] = True
+                self.live += nbytes[buffer]
+            left[buffer] -= 1
+            if left[buffer] == 0 and self._leaves[buffer]:
+                freed += nbytes[buffer]
+                present[buffer] = False
+        self.peak = max(self.peak, self.live)
+        self.live -= freed
+        self.in_flight += self._flight[task]
+
+
+class Clock:
+    """When the compute stream gets where, without contention; equals `simulate` there."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self.compute = 0  # time of the compute stream
+        self.host = 0
+        self.done = [0] * len(program)  # when each placed task ended; a start: on the wire
+        self._issued = [0] * len(program)  # of a start: when the compute stream reached it
+        self._free = [0] * len(program.streams)
+
+    def place(self, index: int) -> None:
+        task = self._program.tasks[index]
+        if task.kind is Kind.VIEW:
+            self.done[index] = self.compute
+            return
+        if task.launches:
+            self.host += self._program.machine.launch_ns
+        if task.kind is Kind.HOST:
+            self._run_on_host(index, task.ns)
+            return
+        self.compute = max(self.compute, self.host)
+        if task.kind is Kind.START:
+            self._issued[index] = self.compute
+            self._free[task.stream] = max(self.compute, self._free[task.stream]) + task.ns
+            self.done[index] = self._free[task.stream]
+            return
+        if task.kind is Kind.WAIT:
+            self.compute = max(self.compute, self.done[task.start])
+        else:
+            self.compute += task.ns
+        self.done[index] = self.compute
+
+    def _run_on_host(self, index: int, ns: int) -> None:
+        for source in self._program.predecessors[index]:
+            is_start = self._program.tasks[source].kind is Kind.START
+            self.host = max(self.host, (self._issued if is_start else self.done)[source])
+        self.host += ns
+        self.done[index] = self.host
+
+    def total(self) -> int:
+        """The length of the step if everything has been placed."""
+        unwaited = [self.done[s] for s, waits in self._program.waits_of.items() if not waits]
+        return max([self.compute, self.host, *unwaited])
