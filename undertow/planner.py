@@ -20,6 +20,8 @@ from undertow.cost.price import price, repricer
 from undertow.cost.sources import Source
 from undertow.errors import UndertowError, unknown_name
 from undertow.program import (
+    Bound,
+    BoundKind,
     Bounds,
     Order,
     Program,
@@ -243,8 +245,8 @@ def plan(
 def _summarise_solution(solution: Solution | None) -> Summary | None:
     if solution is None:
         return None
-    program = solution.merged.program
-    return summarise(program, solution.timeline, lower_bounds(program))
+    bound = Bound(BoundKind.ANY_MERGING, solution.plan.bound_ns)
+    return summarise(solution.merged.program, solution.timeline, Bounds((bound,)))
 
 
 def _capture(

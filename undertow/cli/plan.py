@@ -27,12 +27,10 @@ from undertow.planner import PlannedStep, plan
 from undertow.program import program_to_json, save_json
 from undertow.program.serialize import load_json
 from undertow.progress import Progress
-from undertow.report.summary import Summary
-from undertow.report.text import Figure, comparison_table, exposed_table, report
+from undertow.report.text import Figure, report
 from undertow.report.trace import timeline_to_trace
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan
-from undertow.schedule.solve import Solution
 from undertow.units import format_nbytes, parse_nbytes
 
 app = subcommand()
@@ -225,26 +223,17 @@ def write_files(
 
 def plan_report(step: PlannedStep, written: list[Path]) -> Iterator[RenderableType]:
     """A planned step for a reader."""
-    yield from report(step.summary, figures(step))
-    if step.planned is not None and step.solution is not None:
-        yield from _planned_report(step.summary, step.planned, step.solution)
+    yield from report(step.summary, figures(step), step.planned, _merged(step))
     for line in (*step.captured.notes, *step.assumptions):
         yield f"note: {line}"
     for path in written:
         yield f"wrote {path}"
 
 
-def _planned_report(
-    captured: Summary, planned: Summary, solution: Solution
-) -> Iterator[RenderableType]:
-    yield comparison_table([("captured", captured), ("planned", planned)])
-    buckets = solution.plan.buckets
-    if buckets:
-        members = sum(len(bucket.members) for bucket in buckets)
-        yield f"  {members} collectives are merged into {len(buckets)}."
-    if planned.exposed:
-        yield Text("Still exposed when planned:")
-        yield exposed_table(planned, limit=5)
+def _merged(step: PlannedStep) -> str:
+    buckets = step.solution.plan.buckets if step.solution else ()
+    members = sum(len(bucket.members) for bucket in buckets)
+    return f"{members} collectives are merged into {len(buckets)}." if buckets else ""
 
 
 def figures(step: PlannedStep) -> Iterator[Figure]:

@@ -20,6 +20,7 @@ class BoundKind(StrEnum):
     STREAM_TOTAL = "stream total"
     CRITICAL_PATH = "critical path"
     ONE_MACHINE = "one machine"
+    ANY_MERGING = "any order and merging"  # found by `undertow.schedule`, which may merge
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,17 @@ def table(*columns: str, title: str | None = None) -> Table:
     return made
 
 
-def report(summary: Summary, more: Iterable[Figure] = ()) -> Iterator[RenderableType]:
-    """Everything about one step: figures, streams, communication, what is exposed, who priced it;
-    `more` figures are those that a Program alone does not have."""
+def report(
+    summary: Summary,
+    more: Iterable[Figure] = (),
+    planned: Summary | None = None,
+    merged: str = "",
+) -> Iterator[RenderableType]:
+    """Everything about one step: figures, streams, communication, what is exposed, who priced it.
+
+    `more` figures are those that a Program alone does not have. `planned` is the same step as it
+    was scheduled, shown beside it, and `merged` a sentence on what that merges.
+    """
     yield summary_table(summary, more)
     yield streams_table(summary)
     if summary.communication:
@@ -43,6 +51,13 @@ def report(summary: Summary, more: Iterable[Figure] = ()) -> Iterator[Renderable
         yield exposed_table(summary)
     else:
         yield Text("No communication is exposed.", style=_GOOD)
+    if planned is not None:
+        yield comparison_table([("captured", summary), ("planned", planned)])
+        if merged:
+            yield Text(merged)
+        if planned.exposed:
+            yield Text("Still exposed when planned:")
+            yield exposed_table(planned, MOST_EXPOSED // 2)
     if any(row.source != "as given" for row in summary.priced_by):
         yield priced_table(summary)
 
