@@ -22,6 +22,12 @@ def test_a_stream_cannot_do_its_work_in_less_than_its_total():
     assert bound(text, BoundKind.STREAM_TOTAL) == 110
 
 
+def test_a_link_cannot_carry_two_groups_at_once():
+    text = "group g links=nic\ngroup h links=nic\ns start g 50us\nt start h 60us"
+    assert bound(text, BoundKind.LINK_TOTAL) == 110
+    assert simulate(parse_program(text)).total_ns >= 110_000
+
+
 def test_launching_everything_is_a_bound_of_the_host():
     assert bound("machine launch=10us\na compute 1us\nb compute 1us", BoundKind.STREAM_TOTAL) == 20
 

@@ -72,13 +72,31 @@ def test_compute_overtakes_what_would_stand_still_within_the_window():
     program = parse_program("""
         group g
         buffer x 1B
+        buffer y 1B
         s start g 30us writes x
         w wait s
-        a compute 10us reads x
+        a compute 10us reads x writes y
         b compute 20us
+        t start g 1us reads y
     """)
-    assert names(program, Policy(window=0), None) == "s w a b"
-    assert names(program, Policy(window=1), None) == "s b w a"
+    assert names(program, Policy(window=0), None) == "s w a t b"
+    assert names(program, Policy(window=1), None) == "s b w a t"
+
+
+def test_what_nothing_follows_never_holds_up_compute():
+    program = parse_program("""
+        group g
+        buffer x 1B
+        buffer y 1B
+        buffer z 1B
+        a compute 10us writes x
+        s start g 30us reads x writes y
+        w wait s
+        scale compute 1us reads y
+        b compute 40us writes z
+        t start g 1us reads z
+    """)
+    assert names(program, Policy(window=0), None) == "a s b w t scale"
 
 
 def test_cheap_tasks_that_only_serve_a_collective_move_with_it():

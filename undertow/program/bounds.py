@@ -1,9 +1,10 @@
 """Lower bounds: how short the step could be at best, whatever the legal order.
 
-Three families, each valid for every order that respects the hazards: what one stream must run in
-total, the longest chain of dependent tasks, and for each stream the one-machine bound in which
-every task has a head (it cannot begin sooner) and a tail (so much must still follow it). Sharing
-links, contention and launch costs only make a step longer, so the bounds hold with them too.
+Four families, each valid for every order that respects the hazards: what one stream must run in
+total, what one link must carry, the longest chain of dependent tasks, and for each stream the
+one-machine bound in which every task has a head (it cannot begin sooner) and a tail (so much must
+still follow it). Sharing links, contention and launch costs only make a step longer, so the bounds
+hold with them too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from undertow.program.model import HOST_STREAM, Kind, Program, Task
 
 class BoundKind(StrEnum):
     STREAM_TOTAL = "stream total"
+    LINK_TOTAL = "link total"
     CRITICAL_PATH = "critical path"
     ONE_MACHINE = "one machine"
     ANY_MERGING = "any order and merging"  # found by `undertow.schedule`, which may merge
@@ -58,6 +60,7 @@ def lower_bounds(program: Program) -> Bounds:
     """
     totals = _stream_totals(program)
     found = [Bound(BoundKind.STREAM_TOTAL, ns, stream) for stream, ns in enumerate(totals)]
+    found += [Bound(BoundKind.LINK_TOTAL, ns) for ns in _link_totals(program)]
     heads = _heads(program)
     tails = _tails(program)
     longest = max(
@@ -111,6 +114,16 @@ def _stream_totals(program: Program) -> list[int]:
         totals[task.stream] += task.ns
         totals[HOST_STREAM] += program.machine.launch_ns * task.host_launches
     return totals
+
+
+def _link_totals(program: Program) -> list[int]:
+    """Per link, for how long its whole bandwidth is needed, whoever shares it."""
+    totals: dict[str, int] = {}
+    for start in program.starts:
+        task = program.tasks[start]
+        for link in dict.fromkeys(program.streams[task.stream].links):
+            totals[link] = totals.get(link, 0) + task.ns * task.load_permille
+    return [total // 1000 for total in totals.values()]
 
 
 @dataclass(frozen=True, slots=True)

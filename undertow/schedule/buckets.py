@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from undertow.program import Collective, CollectiveKind, Hazard, HazardKind, Program, Task
+from undertow.program import Collective, CollectiveKind, Hazard, HazardKind, Order, Program, Task
 
 Reprice = Callable[[Task, tuple[int, ...]], Task]
 """Fills in what a start takes, from its description and the ranks of its group."""
@@ -94,6 +94,21 @@ def merge(program: Program, buckets: Sequence[Bucket], reprice: Reprice) -> Merg
             return _rebuild(program, tuple(chosen), leader, order, reprice)
         bad = {leader[task] for task in stuck}
         chosen = [bucket for bucket in chosen if program.index[bucket.members[0]] not in bad]
+
+
+def reordered(program: Program, order: Order) -> Program:
+    """The same Program with `order` as its captured order; its tasks are numbered anew."""
+    place: list[int] = order.positions().tolist()
+    tasks = tuple(
+        replace(task, start=place[task.start]) if task.start >= 0 else task
+        for task in (program.tasks[i] for i in order.tasks)
+    )
+    hazards = [
+        Hazard(place[hazard.src], place[hazard.dst], hazard.kind, hazard.buffer)
+        for hazard in program.hazards
+    ]
+    hazards.sort(key=lambda hazard: (hazard.dst, hazard.src))
+    return replace(program, tasks=tasks, hazards=tuple(hazards))
 
 
 def _nbytes(program: Program, start: int) -> int:

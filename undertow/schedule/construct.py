@@ -26,6 +26,7 @@ class Policy:
 
     horizon_ns: int = _NEVER  # start a collective at most this much compute before its first use
     window: int = 0  # how many places a compute task may overtake one that would stand still
+    delays: bool = False  # put independent work behind the collectives that compute waits for
 
 
 class Facts:
@@ -33,6 +34,7 @@ class Facts:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self.is_last = _last_in_line(program)
         self.releases = _releases(program)
         self.unit_of = _serving_units(program, self.releases)
         self.units: dict[int, list[int]] = {start: [] for start in program.starts}
@@ -40,7 +42,7 @@ class Facts:
             if start >= 0:
                 self.units[start].append(task)
         self.compute_before = _compute_before(program)
-        self.first_use = _first_uses(program)
+        self.first_use = _first_uses(program, self.is_last)
         self.latest = self._latest_begins()
         self.base = _live_by_position(program)
 
@@ -151,8 +153,10 @@ class _Construction:
         return self.ready[0]
 
     def _is_moved_by_start(self, task: int) -> bool:
-        kind = self.program.tasks[task].kind
-        return self.facts.unit_of[task] >= 0 or kind is Kind.WAIT
+        """Whether nothing is late if this task is: it comes with a start, or nothing follows it."""
+        if self.facts.unit_of[task] >= 0 or self.facts.is_last[task]:
+            return True
+        return self.program.tasks[task].kind is Kind.WAIT
 
     def _stand_still(self) -> None:
         """Nothing can run: wait for a collective, or start the one that is needed first."""
@@ -343,15 +347,30 @@ def _compute_before(program: Program) -> list[int]:
     return [*before, total]
 
 
-def _first_uses(program: Program) -> dict[int, int]:
+def _last_in_line(program: Program) -> list[bool]:
+    """Per task, whether no collective and no compute but such tasks follow it: what is done to a
+    gradient after its reduction, an update of the optimizer."""
+    is_last = [False] * len(program)
+    waited_for = [False] * len(program)  # some collective comes before it
+    for i, task in enumerate(program.tasks):
+        sources = program.predecessors[i]
+        waited_for[i] = task.kind is Kind.WAIT or any(waited_for[source] for source in sources)
+    for i in range(len(program) - 1, -1, -1):
+        ends = all(is_last[after] for after in program.successors[i])
+        is_last[i] = ends and waited_for[i] and program.tasks[i].kind is not Kind.START
+    return is_last
+
+
+def _first_uses(program: Program, is_last: list[bool]) -> dict[int, int]:
     """Per start, the captured position of the first task that needs its result, looking through
-    views and what moves for free; the end of the program if nothing does."""
+    views, what moves for free and what is last in its line; the end if nothing does."""
     count = len(program)
     need = [count] * count
     for i in range(count - 1, -1, -1):
         task = program.tasks[i]
         nearest = min((need[after] for after in program.successors[i]), default=count)
-        need[i] = i if task.kind in (Kind.COMPUTE, Kind.HOST) else nearest
+        is_use = task.kind in (Kind.COMPUTE, Kind.HOST) and not is_last[i]
+        need[i] = i if is_use else nearest
     return {
         start: min((need[wait] for wait in waits), default=count)
         for start, waits in program.waits_of.items()

@@ -21,8 +21,18 @@ from undertow.program import (
     simulate,
     verify,
 )
-from undertow.schedule.buckets import Bucket, Key, Merged, Reprice, bucket_key, merge, propose
+from undertow.schedule.buckets import (
+    Bucket,
+    Key,
+    Merged,
+    Reprice,
+    bucket_key,
+    merge,
+    propose,
+    reordered,
+)
 from undertow.schedule.construct import Facts, Policy, construct
+from undertow.schedule.delay import delayed_order
 from undertow.schedule.iterative import reorder_starts, sink_waits_iterative
 from undertow.schedule.limits import Limits, peak_in_flight
 from undertow.schedule.merged_bound import bound_for_any_merging
@@ -41,7 +51,7 @@ from undertow.schedule.search import improve
 _LATENCY_PERMILLE = (100, 20, 300, 50)
 _LARGEST_NBYTES = 2 << 30
 _HORIZONS = (2, 8)  # in durations of the longest collective; and without a limit
-_WINDOWS = (0, 64)
+_WINDOWS = (0, 64, 1024)
 _FIRST_POLICY = Policy()
 _NEAR_PERMILLE = 1005  # of the lower bound: near enough to stop
 _REPAIRS = 3  # how often buckets that do not fit are taken back
@@ -184,7 +194,7 @@ def _construct_best(
 ) -> _Candidate:
     """One policy for every bucketing, then the other policies for the most promising of them."""
     left = _CANDIDATE_TASKS
-    tried: list[tuple[_Candidate, Facts]] = []
+    tried: list[tuple[_Candidate, _Bases]] = []
     for buckets in _bucketings(program, reprice):
         if left <= 0:
             break
@@ -195,11 +205,11 @@ def _construct_best(
             break  # nothing left to gain
     tried.sort(key=lambda entry: entry[0].rank(bounds))
     best = min(best, tried[0][0], key=lambda candidate: candidate.rank(bounds))
-    for first, facts in tried[:_MOST_PROMISING]:
+    for first, bases in tried[:_MOST_PROMISING]:
         for policy in _other_policies(first.merged.program):
             if left <= 0 or best.is_tight(bounds):
                 return best
-            candidate = _constructed(first.merged, facts, policy, bounds)
+            candidate = _constructed(first.merged, bases, policy, bounds)
             best = min(best, candidate, key=lambda candidate: candidate.rank(bounds))
             left -= len(program)
     return best
@@ -207,15 +217,15 @@ def _construct_best(
 
 def _fitted(
     program: Program, buckets: list[Bucket], reprice: Reprice | None, bounds: _Bounds
-) -> list[tuple[_Candidate, Facts]]:
+) -> list[tuple[_Candidate, _Bases]]:
     """A schedule with these buckets; where it does not fit, without those alive at the peak, until
     it does. All tries, the last of which counts."""
-    tries: list[tuple[_Candidate, Facts]] = []
+    tries: list[tuple[_Candidate, _Bases]] = []
     for _ in range(_REPAIRS + 1):
         merged = merge(program, buckets, reprice) if buckets and reprice else _alone(program)
-        facts = Facts(merged.program)
-        candidate = _constructed(merged, facts, _FIRST_POLICY, bounds)
-        tries.append((candidate, facts))
+        bases = _Bases(merged.program)
+        candidate = _constructed(merged, bases, _FIRST_POLICY, bounds)
+        tries.append((candidate, bases))
         kept = _without_those_at_peak(candidate)
         if candidate.rank(bounds)[0] == 0 or len(kept) == len(merged.buckets):
             break
@@ -237,12 +247,36 @@ def _without_those_at_peak(candidate: _Candidate) -> list[Bucket]:
 def _other_policies(program: Program) -> list[Policy]:
     longest = max(program.tasks[start].ns for start in program.starts)
     horizons = [_FIRST_POLICY.horizon_ns, *(longest * times for times in _HORIZONS)]
-    policies = [Policy(horizon, window) for window in _WINDOWS for horizon in horizons]
-    return [policy for policy in policies if policy != _FIRST_POLICY]
+    return [
+        policy
+        for window in _WINDOWS
+        for horizon in horizons
+        for delays in (True, False)
+        if (policy := Policy(horizon, window, delays)) != _FIRST_POLICY
+    ]
 
 
-def _constructed(merged: Merged, facts: Facts, policy: Policy, bounds: _Bounds) -> _Candidate:
-    order = construct(facts, policy, bounds.peak_nbytes, bounds.in_flight_nbytes)
+class _Bases:
+    """What constructions of one Program start from: its captured order, and the delayed one."""
+
+    def __init__(self, program: Program) -> None:
+        self._captured = Facts(program)
+        self._delayed: tuple[Facts, Order] | None = None
+
+    def construct(self, policy: Policy, bounds: _Bounds) -> Order:
+        limits = bounds.peak_nbytes, bounds.in_flight_nbytes
+        if not policy.delays:
+            return construct(self._captured, policy, *limits)
+        if self._delayed is None:
+            base = delayed_order(self._captured)
+            self._delayed = Facts(reordered(self._captured.program, base)), base
+        facts, base = self._delayed
+        found = construct(facts, policy, *limits)
+        return Order(tuple(base.tasks[task] for task in found.tasks))
+
+
+def _constructed(merged: Merged, bases: _Bases, policy: Policy, bounds: _Bounds) -> _Candidate:
+    order = bases.construct(policy, bounds)
     return _Candidate(merged, order, simulate(merged.program, order))
 
 

@@ -1,0 +1,540 @@
+"""Our schedules beside those of PyTorch's own pass: same graphs, same costs, one simulator.
+
+python -m bench.schedule              every model, parallelism, number of ranks and part of a step
+python -m bench.schedule --quick      Llama-3-8B on 64 ranks, whole steps
+python -m bench.schedule --models llama3-8b --ranks 8,64 --only fsdp,hsdp --parts step
+
+Each graph is captured in a process of its own, and each run of PyTorch's pass on it is another one
+with a limit on its time. Both sides are simulated by `undertow.program.simulate`; a node of the
+captured graph costs the same wherever it is scheduled, and the copies that PyTorch's buckets need
+are priced like any other copy. Ours (a) may use the memory that PyTorch's result used, ours (b) no
+more than the captured order did. Seconds are the processor's: PyTorch's those of the variant that
+is shown, without our estimator; ours convert, price and solve (b).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.harness import print_table, save_results
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from undertow.cost.cluster import Cluster
+    from undertow.program import Program, Timeline
+
+PARALLEL = {
+    "llama3-8b": ("fsdp", "hsdp", "fsdp+tp", "ddp"),
+    "llama3-70b": ("fsdp", "hsdp", "fsdp+tp", "ddp"),
+    "deepseek-moe-16b": ("fsdp+ep",),
+}
+RANKS = (8, 64, 256)
+PARTS = ("step", "forward", "backward")
+_REACHES_BOUND = ("fsdp", "hsdp", "ddp")  # no collective lies in the path of activations
+_GIB, _MS = 2**30, 1e6
+_LARGE_NBYTES = 4 << 30  # where a collective's time is all bandwidth
+_WORST = 8  # exposed collectives that are kept of each schedule
+
+
+@dataclass(frozen=True)
+class Case:
+    """One captured step."""
+
+    model: str
+    parallel: str
+    ranks: int
+
+    @property
+    def cluster(self) -> str:
+        return "h100x8" if self.ranks <= 8 else f"{self.ranks // 8}xh100x8"
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.parallel} x{self.ranks}"
+
+
+def cases(models: Sequence[str], ranks: Sequence[int], only: Sequence[str]) -> list[Case]:
+    return [
+        Case(model, parallel, count)
+        for model in models
+        for count in ranks
+        for parallel in PARALLEL[model]
+        if not only or parallel in only
+    ]
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A graph to schedule, and which of its inputs may be freed."""
+
+    name: str
+    graph_module: fx.GraphModule
+    donated: tuple[str, ...] = ()
+
+
+def parts_of(graph_module: fx.GraphModule, wanted: Sequence[str]) -> Iterator[Part]:
+    """The whole step; its forward, which gives out the loss and what backward needs; its backward,
+    which takes that and may free it."""
+    if "step" in wanted:
+        yield Part("step", graph_module)
+    nodes = list(graph_module.graph.nodes)
+    output = next(node for node in nodes if node.op == "output")
+    results = list(output.all_input_nodes)
+    calls = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
+    forward = {node for node in calls if node.meta.get("phase") == "forward"}
+    # Made before it and by nothing but it, though recorded later (a detached loss).
+    for node in calls:
+        if node not in forward and node in results and _comes_from(node, forward):
+            forward.add(node)
+    backward = [node for node in calls if node not in forward]
+    later = set(backward)
+    saved = [n for n in calls if n in forward and any(user in later for user in n.users)]
+    if "forward" in wanted:
+        losses = [node for node in results if node in forward]
+        kept = list(dict.fromkeys([*losses, *saved]))
+        chosen = [node for node in calls if node in forward]
+        yield Part("forward", _cut(graph_module, chosen, [], kept))
+    if "backward" in wanted:
+        grads = [node for node in results if node in later]
+        donated = _ours_to_free(nodes, saved)
+        yield Part("backward", _cut(graph_module, backward, saved, grads), donated)
+
+
+def _comes_from(node: fx.Node, made: set[fx.Node]) -> bool:
+    return all(source in made for source in node.all_input_nodes)
+
+
+def _ours_to_free(nodes: Sequence[fx.Node], saved: Sequence[fx.Node]) -> tuple[str, ...]:
+    """The saved tensors that are not views of what goes into the step."""
+    from undertow.capture import torch_api
+    from undertow.graph.nodes import tensors_of
+
+    inputs = {
+        torch_api.storage_key(tensor)
+        for node in nodes
+        if node.op in ("placeholder", "get_attr")
+        for tensor in tensors_of(node)
+    }
+    return tuple(
+        node.name
+        for node in saved
+        if not any(torch_api.storage_key(tensor) in inputs for tensor in tensors_of(node))
+    )
+
+
+def _cut(
+    graph_module: fx.GraphModule,
+    calls: Sequence[fx.Node],
+    saved: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+) -> fx.GraphModule:
+    """A graph of these calls with the step's own inputs that they use and `saved` as inputs."""
+    from torch import fx
+
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    used = {source for call in calls for source in call.all_input_nodes}
+    for node in graph_module.graph.nodes:
+        if node.op in ("placeholder", "get_attr") and node in used:
+            copies[node] = graph.node_copy(node)
+    for node in saved:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in calls:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    graph.lint()
+    return fx.GraphModule(graph_module, graph)
+
+
+# -- one captured step, in a process of its own ---------------------------------------------------
+
+
+def run_case(case: Case, parts: Sequence[str], wall_limit: float) -> list[dict[str, Any]]:
+    """A row for each part of the step."""
+    import torch
+
+    from undertow.capture.models import load
+    from undertow.capture.parallelize import Options, mesh_for
+    from undertow.capture.trace import trace_step
+
+    torch.set_num_threads(1)  # this process forks
+    mesh = mesh_for(case.parallel, case.ranks)
+    options = Options(case.parallel, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    step = trace_step(load(case.model), mesh, options)
+    return [_run_part(case, step, part, wall_limit) for part in parts_of(step.graph_module, parts)]
+
+
+def _run_part(case: Case, step: Any, part: Part, wall_limit: float) -> dict[str, Any]:
+    from bench.reference_pass import VARIANTS
+    from undertow.cost.cluster import Cluster
+    from undertow.cost.price import price, repricer
+    from undertow.graph import convert
+    from undertow.program import simulate
+    from undertow.schedule.limits import Limits
+    from undertow.schedule.solve import solve
+
+    cluster = Cluster.parse(case.cluster)
+    groups = {group.name: ("-".join(group.dims), group.ranks) for group in step.groups.values()}
+    reprice = repricer(cluster)
+
+    def prepare() -> Program:
+        graph = part.graph_module.graph
+        return price(convert(graph, groups, donated=part.donated).program, cluster).program
+
+    program, prepare_time = _timed(prepare)
+    row: dict[str, Any] = asdict(case) | {
+        "part": part.name,
+        "nodes": len(part.graph_module.graph.nodes),
+        "tasks": len(program),
+        "captured": _figures(simulate(program)),
+        "bound": _bound(program, cluster),
+        "fits": _fits_under_compute(program, cluster),
+    }
+    runs = {
+        variant.name: _limited(
+            lambda variant=variant: _reference(step, part, program, cluster, groups, variant),
+            wall_limit,
+        )
+        for variant in VARIANTS
+    }
+    done = {name: run for name, run in runs.items() if "failed" not in run}
+    best = min(done, key=lambda name: done[name]["total_ms"]) if done else None
+    row |= {"reference": runs, "reference_best": best}
+
+    def ours(limits: Limits | None) -> dict[str, Any]:
+        solution, seconds = _timed(lambda: solve(program, limits, reprice=reprice))
+        return _figures(solution.timeline) | {
+            "buckets": len(solution.plan.buckets),
+            "convert": prepare_time,
+            "solve": seconds,
+            "seconds": prepare_time["cpu"] + seconds["cpu"],
+        }
+
+    row["ours_default"] = ours(None)
+    row["ours_same_memory"] = (
+        ours(Limits(peak_bytes=done[best]["peak_nbytes"])) if best is not None else None
+    )
+    return row | {"verdicts": verdicts(row)}
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    """What it returns, and its seconds. Those of the processor count: cores here are shared."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = function()
+    return result, {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+
+
+def _reference(
+    step: Any, part: Part, program: Program, cluster: Cluster, groups: Any, variant: Any
+) -> dict[str, Any]:
+    """PyTorch's pass in a fake job with the same groups, its result simulated as ours is."""
+    from bench.reference_pass import Costs, run_reference
+    from undertow.capture.mesh import bind, fake_world
+    from undertow.program import Order, simulate, verify
+
+    costs = Costs(program, cluster, groups, part.donated)
+    with fake_world(step.mesh.size):
+        bound = bind(step.mesh)
+        for group in step.groups.values():
+            made = bound.group(*group.dims)
+            if made is None or made.name != group.name:
+                raise RuntimeError(f"group {group.name!r} came out as {made}")
+        run = run_reference(part.graph_module, costs, variant)
+        result = costs.program(run.graph_module.graph)
+    verify(result, Order.captured(result))
+    return _figures(simulate(result)) | {
+        "nodes": len(run.graph_module.graph.nodes),
+        "seconds": run.cpu_seconds,
+        "wall_seconds": run.wall_seconds,
+    }
+
+
+def _limited(function: Callable[[], dict[str, Any]], wall_limit: float) -> dict[str, Any]:
+    """What `function` returns in a forked process; {"failed": why} if it did not come to that."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def child() -> None:
+        try:
+            theirs.send(function())
+        except BaseException as error:  # noqa: BLE001  whatever the pass raises is its result
+            theirs.send({"failed": type(error).__name__, "traceback": traceback.format_exc()})
+
+    process = context.Process(target=child)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(wall_limit):
+            return {"failed": "timeout"}
+        result: dict[str, Any] = ours.recv()
+        return result
+    except EOFError:
+        return {"failed": "died"}
+    finally:
+        process.kill()
+        process.join()
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def _figures(timeline: Timeline) -> dict[str, Any]:
+    by_kind: dict[str, float] = defaultdict(float)
+    worst = []
+    for exposure in timeline.exposures():
+        task = timeline.program.tasks[exposure.start]
+        if not exposure.exposed_ns:
+            break
+        kind = f"{timeline.program.streams[task.stream].name} {task.work.kind}"
+        by_kind[kind] += exposure.exposed_ns / _MS
+        if len(worst) < _WORST:
+            worst.append(
+                {
+                    "name": task.name,
+                    "kind": kind,
+                    "nbytes": task.work.nbytes,
+                    "module": task.module,
+                    "communication_ms": exposure.communication_ns / _MS,
+                    "exposed_ms": exposure.exposed_ns / _MS,
+                    "begin_ms": int(timeline.begin[exposure.start]) / _MS,
+                }
+            )
+    return {
+        "total_ms": timeline.total_ns / _MS,
+        "exposed_ms": timeline.exposed_ns / _MS,
+        "compute_ms": timeline.compute_ns / _MS,
+        "idle_ms": timeline.idle_ns / _MS,
+        "communication_ms": timeline.communication_ns / _MS,
+        "peak_nbytes": timeline.peak_nbytes,
+        "collectives": len(timeline.program.starts),
+        "exposed_by_kind": dict(by_kind),
+        "worst": worst,
+    }
+
+
+def _without_latency(program: Program, cluster: Cluster) -> Program:
+    """The Program with collectives that take what their bytes need at the best bandwidth: no
+    merging or splitting makes them shorter."""
+    from undertow.cost.price import repricer
+    from undertow.program import Kind
+
+    reprice = repricer(cluster)
+    rates: dict[Any, float] = {}
+    tasks = []
+    for task in program.tasks:
+        if task.kind is Kind.START and task.work.nbytes:
+            key = (task.stream, task.work.kind, task.work.dtype)
+            if key not in rates:
+                large = replace(task, work=replace(task.work, nbytes=_LARGE_NBYTES))
+                ranks = program.streams[task.stream].ranks
+                rates[key] = reprice(large, ranks).ns / _LARGE_NBYTES
+            task = replace(task, ns=min(task.ns, int(rates[key] * task.work.nbytes)))
+        tasks.append(task)
+    return replace(program, tasks=tuple(tasks))
+
+
+def _link_loads(program: Program, cluster: Cluster) -> dict[str, int]:
+    """Per link, or group that shares none: what it takes to carry all its bytes."""
+    from undertow.program import Kind
+
+    loads: dict[str, int] = defaultdict(int)
+    for task in _without_latency(program, cluster).tasks:
+        if task.kind is Kind.START:
+            stream = program.streams[task.stream]
+            for link in stream.links or (stream.name,):
+                loads[link] += task.ns
+    return loads
+
+
+def _bound(program: Program, cluster: Cluster) -> dict[str, Any]:
+    """No schedule, merged or split as it may be, is shorter."""
+    from undertow.program import lower_bounds
+
+    best = lower_bounds(_without_latency(program, cluster)).best
+    found = {
+        "ms": best.ns / _MS,
+        "kind": best.kind.value,
+        "stream": program.streams[best.stream].name if best.stream >= 0 else "",
+        "unmerged_ms": lower_bounds(program).best.ns / _MS,
+    }
+    loads = _link_loads(program, cluster)
+    busiest = max(loads, key=lambda link: loads[link], default="")
+    if busiest and loads[busiest] > best.ns:
+        found |= {"ms": loads[busiest] / _MS, "kind": "link total", "stream": busiest}
+    return found
+
+
+def _fits_under_compute(program: Program, cluster: Cluster) -> bool:
+    """Whether no link has more to carry than there is compute."""
+    from undertow.program import COMPUTE_STREAM
+
+    compute = sum(task.ns for task in program.tasks if task.stream == COMPUTE_STREAM)
+    return max(_link_loads(program, cluster).values(), default=0) <= compute
+
+
+# -- verdicts -------------------------------------------------------------------------------------
+
+
+def verdicts(row: dict[str, Any]) -> dict[str, bool | None]:
+    """What the benchmark asks for; None where it does not apply."""
+    best = row["reference_best"]
+    theirs = row["reference"][best] if best is not None else None
+    same, default, captured = row["ours_same_memory"], row["ours_default"], row["captured"]
+    found: dict[str, bool | None] = dict.fromkeys(
+        ("not longer", "within 3 %", "peak kept", "not longer at captured peak", "tenth of time")
+    )
+    found["peak kept"] = default["peak_nbytes"] <= captured["peak_nbytes"]
+    if row["parallel"] in _REACHES_BOUND and row["fits"]:
+        found["within 3 %"] = (same or default)["total_ms"] <= 1.03 * row["bound"]["ms"]
+    if theirs is None:
+        return found
+    found["not longer"] = same["total_ms"] <= theirs["total_ms"]
+    if theirs["peak_nbytes"] <= captured["peak_nbytes"]:
+        found["not longer at captured peak"] = default["total_ms"] <= theirs["total_ms"]
+    if row["nodes"] >= 5000:
+        found["tenth of time"] = 10 * default["seconds"] <= theirs["seconds"]
+    return found
+
+
+HEADER = (
+    "graph", "nodes",
+    "captured ms", "exp", "GiB",
+    "PyTorch ms", "exp", "GiB", "buckets",
+    "ours(a) ms", "exp", "GiB",
+    "ours(b) ms", "exp", "GiB",
+    "bound ms", "fits", "gap a", "gap b",
+    "PyTorch s", "ours s",
+    "a<=P", "3%", "peak", "b<=P", "1/10",
+)  # fmt: skip
+
+
+def table_row(row: dict[str, Any]) -> list[str]:
+    best = row["reference_best"]
+    bound = row["bound"]["ms"]
+    failed = ",".join(sorted({run["failed"] for run in row["reference"].values() if best is None}))
+    theirs = [*_cells(row["reference"][best]), best] if best is not None else [failed, "", "", ""]
+    same, default = row["ours_same_memory"], row["ours_default"]
+    return [
+        f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}",
+        str(row["nodes"]),
+        *_cells(row["captured"]),
+        *theirs,
+        *(_cells(same) if same else ["", "", ""]),
+        *_cells(default),
+        f"{bound:.1f}",
+        "yes" if row["fits"] else "no",
+        f"{same['total_ms'] / bound - 1:.1%}" if same else "",
+        f"{default['total_ms'] / bound - 1:.1%}",
+        f"{row['reference'][best]['seconds']:.1f}" if best is not None else "",
+        f"{default['seconds']:.1f}",
+        *({True: "ok", False: "NOT", None: "-"}[found] for found in row["verdicts"].values()),
+    ]
+
+
+def _cells(figures: dict[str, Any]) -> list[str]:
+    return [
+        f"{figures['total_ms']:.2f}",
+        f"{figures['exposed_ms']:.2f}",
+        f"{figures['peak_nbytes'] / _GIB:.2f}",
+    ]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line per verdict, and one for the runs of PyTorch's pass that did not end well."""
+    lines = []
+    for name in rows[0]["verdicts"] if rows else ():
+        asked = [row["verdicts"][name] for row in rows if row["verdicts"][name] is not None]
+        state = "ok " if all(asked) else "NOT"
+        lines.append(f"{state} {name}: {sum(asked)} of {len(asked)}")
+    failures = [
+        f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']} {variant}: {run['failed']}"
+        for row in rows
+        for variant, run in row["reference"].items()
+        if "failed" in run
+    ]
+    lines += [f"PyTorch's pass failed in {len(failures)} runs", *failures]
+    return lines + [_price_of_memory(row) for row in rows if _price_of_memory(row)]
+
+
+def _price_of_memory(row: dict[str, Any]) -> str:
+    """What the memory that PyTorch's result takes would buy us, where it buys something."""
+    same, default = row["ours_same_memory"], row["ours_default"]
+    if same is None or same["total_ms"] * 1.001 > default["total_ms"]:
+        return ""
+    more = (same["peak_nbytes"] - default["peak_nbytes"]) / _GIB
+    saved = default["total_ms"] - same["total_ms"]
+    name = f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}"
+    return f"{name}: {more:.2f} GiB more would save {saved:.2f} ms"
+
+
+# -- main -----------------------------------------------------------------------------------------
+
+
+def _in_process(case: Case, parts: Sequence[str], wall_limit: float) -> list[dict[str, Any]]:
+    """Capture in a process of its own, so that its memory and torch's caches end with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        order = {"case": asdict(case), "parts": parts, "limit": wall_limit, "path": str(path)}
+        command = [sys.executable, "-m", "bench.schedule", "--worker", json.dumps(order)]
+        if subprocess.run(command, check=False).returncode:
+            print(f"{case}: failed", file=sys.stderr)
+            return []
+        rows: list[dict[str, Any]] = json.loads(path.read_text())
+        return rows
+
+
+def _work(order: dict[str, Any]) -> None:
+    rows = run_case(Case(**order["case"]), order["parts"], order["limit"])
+    Path(order["path"]).write_text(json.dumps(rows))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="Llama-3-8B, 64 ranks, whole steps")
+    parser.add_argument("--models", default=",".join(PARALLEL), help="names, with commas")
+    parser.add_argument("--ranks", default=",".join(map(str, RANKS)))
+    parser.add_argument("--only", default="", help="kinds of parallelism, with commas")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--limit", type=float, default=600, help="seconds for a run of PyTorch's")
+    parser.add_argument("--name", default="schedule", help="of the file in bench/results")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        _work(json.loads(given.worker))
+        return
+    models, ranks = given.models.split(","), [int(count) for count in given.ranks.split(",")]
+    parts = given.parts.split(",")
+    if given.quick:
+        models, ranks, parts = ["llama3-8b"], [64], ["step"]
+    only = given.only.split(",") if given.only else []
+    rows: list[dict[str, Any]] = []
+    for case in cases(models, ranks, only):
+        begin = time.perf_counter()
+        found = _in_process(case, parts, given.limit)
+        print(f"{case}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+        for row in found:
+            print("  " + "  ".join(table_row(row)), file=sys.stderr)
+        rows += found
+    print_table("schedules", HEADER, [table_row(row) for row in rows])
+    print("\n" + "\n".join(summary(rows)))
+    save_results(given.name, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
