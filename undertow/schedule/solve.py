@@ -54,6 +54,8 @@ _HORIZONS = (2, 8)  # in durations of the longest collective; and without a limi
 _WINDOWS = (0, 64, 1024)
 _FIRST_POLICY = Policy()
 _NEAR_PERMILLE = 1005  # of the lower bound: near enough to stop
+_CLOSE_PERMILLE = 1030  # so near that only the most telling policies are tried
+_FEW = 4  # of them
 _REPAIRS = 3  # how often buckets that do not fit are taken back
 _MOST_PROMISING = 2  # bucketings for which every policy is tried
 _SEARCHED_TASKS = 400  # programs up to this size are searched move by move
@@ -127,9 +129,9 @@ class _Candidate:
             excess += max(in_flight - bounds.in_flight_nbytes, 0)
         return excess, self.timeline.total_ns, peak
 
-    def is_tight(self, bounds: _Bounds) -> bool:
-        """Whether it fits and is so near the lower bound that trying more is not worth it."""
-        near = 1000 * self.timeline.total_ns <= _NEAR_PERMILLE * bounds.least_ns
+    def is_within(self, permille: int, bounds: _Bounds) -> bool:
+        """Whether it fits and takes at most so much of the lower bound."""
+        near = 1000 * self.timeline.total_ns <= permille * bounds.least_ns
         return near and self.rank(bounds)[0] == 0
 
 
@@ -201,13 +203,17 @@ def _construct_best(
         tries = _fitted(program, buckets, reprice, bounds)
         tried.append(tries[-1])
         left -= len(program) * len(tries)
-        if tried[-1][0].is_tight(bounds):
+        if tried[-1][0].is_within(_NEAR_PERMILLE, bounds):
             break  # nothing left to gain
+        if len(tried) > 1 and tried[0][0].is_within(_CLOSE_PERMILLE, bounds):
+            break  # little left to gain: one way to merge is enough to see whether it helps
     tried.sort(key=lambda entry: entry[0].rank(bounds))
     best = min(best, tried[0][0], key=lambda candidate: candidate.rank(bounds))
-    for first, bases in tried[:_MOST_PROMISING]:
-        for policy in _other_policies(first.merged.program):
-            if left <= 0 or best.is_tight(bounds):
+    is_close = best.is_within(_CLOSE_PERMILLE, bounds)
+    for first, bases in tried[: 1 if is_close else _MOST_PROMISING]:
+        policies = _other_policies(first.merged.program)
+        for policy in policies[: _FEW if is_close else len(policies)]:
+            if left <= 0 or best.is_within(_NEAR_PERMILLE, bounds):
                 return best
             candidate = _constructed(first.merged, bases, policy, bounds)
             best = min(best, candidate, key=lambda candidate: candidate.rank(bounds))
@@ -249,8 +255,8 @@ def _other_policies(program: Program) -> list[Policy]:
     horizons = [_FIRST_POLICY.horizon_ns, *(longest * times for times in _HORIZONS)]
     return [
         policy
-        for window in _WINDOWS
         for horizon in horizons
+        for window in _WINDOWS
         for delays in (True, False)
         if (policy := Policy(horizon, window, delays)) != _FIRST_POLICY
     ]
@@ -292,7 +298,7 @@ def _polished(best: _Candidate, bounds: _Bounds, limits: Limits) -> _Candidate:
     """Starts up and waits down, within the limits. Under a tight limit these moves, which never
     raise memory, get further than building anew: then the captured order is still the best."""
     program = best.merged.program
-    if best.is_tight(bounds) or len(program) > _POLISHED_TASKS:
+    if best.is_within(_NEAR_PERMILLE, bounds) or len(program) > _POLISHED_TASKS:
         return best
     rounds = 2 if best.order == Order.captured(program) else 1
     fixed = replace(limits, peak_bytes=bounds.peak_nbytes, peak_ratio=None)
