@@ -119,6 +119,8 @@ def test_a_narrow_terminal_keeps_names_and_paths_whole(
     undertow: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path / "cache"))
     assert "dgx-h100-superpod" in undertow("clusters").out
     trace = tmp_path / ("long" * 20 + ".json")
-    assert f"wrote {trace}\n" in undertow("demo", "--trace", trace).out
+    result = undertow("demo", "--model", "llama3-debug", "--trace", trace)
+    assert f"wrote {trace}\n" in result.out

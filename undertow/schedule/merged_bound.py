@@ -40,4 +40,5 @@ def _wire_only(program: Program, task: Task, reprice: Reprice, rates: dict[objec
         large = reprice(replace(task, work=replace(work, nbytes=_LARGE_NBYTES)), ranks)
         rates[key] = (_LARGE_NBYTES, large.ns * large.load_permille // 1000)
     nbytes, ns = rates[key]
-    return replace(task, ns=min(task.ns, work.nbytes * ns // nbytes))
+    # Merged with others it may not even cost a launch of its own.
+    return replace(task, ns=min(task.ns, work.nbytes * ns // nbytes), launches=False)
