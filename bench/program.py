@@ -7,6 +7,7 @@ python -m bench.program --quick    up to 20k
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 from collections.abc import Callable
 
@@ -75,8 +76,12 @@ def main() -> None:
     sizes = [size for size in _SIZES if not parser.parse_args().quick or size <= 20_000]
     seconds: dict[str, list[float]] = {}
     for size in sizes:
-        for name, run in operations(size).items():
-            seconds.setdefault(name, []).append(best_seconds(run))
+        measured = operations(size)
+        gc.collect()
+        gc.freeze()  # what the other operations need is not theirs to go through
+        for name, run in measured.items():
+            seconds.setdefault(name, []).append(best_seconds(run, repeats=5))
+        gc.unfreeze()
     growth = {name: exponent(sizes, times) for name, times in seconds.items()}
     rows = [
         [name, *(f"{value:.3f}" for value in times), f"{growth[name]:.2f}"]
