@@ -162,8 +162,6 @@ def test_the_examples_are_in_the_wheel(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q"]
     command = [*pip, "-w", str(tmp_path), str(source)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    if built.returncode and "setuptools" in built.stderr:
-        pytest.skip(f"cannot build a wheel here: {built.stderr[-300:]}")
     assert built.returncode == 0, built.stderr
     (wheel,) = tmp_path.glob("undertow-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from undertow.capture.schema import named_arguments
 from undertow.graph import collective_call, is_wait
-from undertow.graph.nodes import named_arguments
 from undertow.program import CollectiveKind
 
 RANKS = 4

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from undertow.capture.schema import written_nodes
+
 _aten = torch.ops.aten
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default})
 _RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.expand.default})
@@ -58,19 +60,8 @@ def written_placeholders(graph: fx.Graph) -> set[str]:
     written = set()
     for node in graph.nodes:
         if node.op == "call_function" and writes_arguments(node):
-            written |= {origin.name for arg in _written(node) for origin in [_origin(arg)]}
+            written |= {origin.name for arg in written_nodes(node) for origin in [_origin(arg)]}
     return {node.name for node in graph.nodes if node.op == "placeholder" and node.name in written}
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a node's schema declares as written."""
-    schema: Any = node.target._schema  # type: ignore[union-attr]
-    found: list[Any] = []
-    for i, declared in enumerate(schema.arguments):
-        if declared.alias_info is not None and declared.alias_info.is_write:
-            value = node.args[i] if i < len(node.args) else node.kwargs.get(declared.name)
-            found += value if isinstance(value, list | tuple) else [value]
-    return [arg for arg in found if isinstance(arg, fx.Node)]
 
 
 def _origin(node: fx.Node) -> fx.Node:

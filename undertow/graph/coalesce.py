@@ -14,9 +14,10 @@ import torch
 from torch import fx
 
 from undertow.capture import torch_api
+from undertow.capture.schema import named_arguments, parameter_names
 from undertow.graph.collectives import CollectiveCall, collective_call
 from undertow.graph.convert import Converted
-from undertow.graph.nodes import named_arguments, parameter_names, tensors_of
+from undertow.graph.nodes import tensors_of
 
 # Forms that write in place or to `out=` and those with a backward of their own are not here.
 _COALESCED: dict[Any, Any] = {

@@ -11,14 +11,8 @@ from typing import Any
 from torch import fx
 
 from undertow.capture import torch_api
-from undertow.graph.nodes import (
-    dtype_name,
-    named_arguments,
-    nodes_in,
-    tensor_nbytes,
-    tensors_of,
-    written_nodes,
-)
+from undertow.capture.schema import named_arguments, nodes_in, written_nodes
+from undertow.graph.nodes import dtype_name, tensor_nbytes, tensors_of
 from undertow.program.model import Collective, CollectiveKind
 
 _KINDS: dict[Any, CollectiveKind] = {

@@ -14,10 +14,11 @@ import torch
 from torch import fx
 
 from undertow.capture import torch_api
+from undertow.capture.schema import nodes_in, written_nodes
 from undertow.errors import ProgramError
 from undertow.graph.collectives import CollectiveCall, collective_call, is_wait
 from undertow.graph.describe import HOST_OPERATORS, describe
-from undertow.graph.nodes import nodes_in, number, tensors_of, written_nodes
+from undertow.graph.nodes import number, tensors_of
 from undertow.program import Lifetime, Program, ProgramBuilder
 
 GroupRanks = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -10,14 +10,8 @@ from torch import Tensor, fx
 
 from undertow.capture import torch_api
 from undertow.capture.flops import node_flops
-from undertow.graph.nodes import (
-    dtype_name,
-    nodes_in,
-    number,
-    tensor_nbytes,
-    tensors_of,
-    written_nodes,
-)
+from undertow.capture.schema import nodes_in, written_nodes
+from undertow.graph.nodes import dtype_name, number, tensor_nbytes, tensors_of
 from undertow.program.model import OpClass, Work
 
 _aten = torch.ops.aten

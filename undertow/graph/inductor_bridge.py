@@ -16,11 +16,11 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from undertow.cache import source_digest
+from undertow.capture.schema import nodes_in
 from undertow.cost.cluster import Cluster
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.convert import GroupRanks
 from undertow.graph.describe import op_class
-from undertow.graph.nodes import nodes_in
 from undertow.graph.schedule_graph import Estimate, schedule_nodes
 from undertow.program.model import OpClass
 from undertow.schedule.limits import Limits

@@ -21,6 +21,7 @@ from undertow.program.model import (
     Stream,
     Task,
     Work,
+    renumbered,
 )
 from undertow.program.serialize import (
     load_program,
@@ -72,6 +73,7 @@ __all__ = [
     "profile_memory",
     "program_from_json",
     "program_to_json",
+    "renumbered",
     "save_json",
     "simulate",
     "stream_sequences",

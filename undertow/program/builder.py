@@ -30,8 +30,6 @@ from undertow.program.model import (
 Ref = int | str
 """A task, buffer or group by its index or its name."""
 
-# A pair of tasks keeps one hazard, the strongest: a true one can never hide behind a policy.
-_STRENGTH = {HazardKind.RAW: 3, HazardKind.WAW: 2, HazardKind.WAR: 1, HazardKind.POLICY: 0}
 _THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
 # What one buffer or task may have at most, so that sums over a whole Program stay within 64 bits.
 _MOST_NBYTES = 1 << 46  # 64 TiB
@@ -418,5 +416,5 @@ def _check_whole(what: str, unit: str, value: int, most: int) -> None:
 
 def _keep_strongest(found: dict[int, Hazard], hazard: Hazard) -> None:
     known = found.get(hazard.src)
-    if known is None or _STRENGTH[hazard.kind] > _STRENGTH[known.kind]:
+    if known is None or hazard.kind.strength > known.kind.strength:
         found[hazard.src] = hazard

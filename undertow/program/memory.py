@@ -84,18 +84,10 @@ def profile_memory(program: Program, order: Order | None = None) -> MemoryProfil
     np.add.at(allocated, live.first[alive], nbytes[alive])
     np.add.at(freed, live.last[alive], nbytes[alive])
     if len(program):  # what is there at the end is not freed by the last task
-        stays = np.fromiter(_stays(program), dtype=bool, count=len(program.buffers))
+        stays = np.array(program.stays, dtype=bool)
         freed[-1] -= int(nbytes[alive & stays].sum())
     after = np.cumsum(allocated - freed)
     return MemoryProfile(after + freed, after)
-
-
-def _stays(program: Program) -> list[bool]:
-    """Per buffer, whether it is still there when the step has ended."""
-    return [
-        buffer.lifetime in (Lifetime.INPUT, Lifetime.OUTPUT) or index in program.held_to_end
-        for index, buffer in enumerate(program.buffers)
-    ]
 
 
 def _check_length(program: Program, order: Order) -> None:
@@ -129,12 +121,8 @@ class MovableMemory:
         for task, buffers in enumerate(program.touches):
             for buffer in buffers:
                 self._touched_by[buffer].append(task)
-        stays = _stays(program)
-        self._born_here = [
-            buffer.lifetime in (Lifetime.INTERMEDIATE, Lifetime.OUTPUT)
-            for buffer in program.buffers
-        ]
-        self._dies_here = [not stay for stay in stays]
+        self._born_here = [not there for there in program.there_before]
+        self._dies_here = [not stay for stay in program.stays]
         self._first = [-1] * len(program.buffers)
         self._last = [-1] * len(program.buffers)
         for index, tasks in enumerate(self._touched_by):

@@ -8,7 +8,7 @@ machine. Tasks, buffers and streams refer to each other by index.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -49,6 +49,14 @@ class HazardKind(StrEnum):
     WAR = "WAR"
     WAW = "WAW"
     POLICY = "POLICY"
+
+    @property
+    def strength(self) -> int:
+        """A pair of tasks keeps its strongest hazard: a true one never hides behind a policy."""
+        return _STRENGTHS.index(self.value)
+
+
+_STRENGTHS = ("POLICY", "WAR", "WAW", "RAW")
 
 
 class CollectiveKind(StrEnum):
@@ -216,6 +224,29 @@ class Program:
         return tuple(touched)
 
     @cached_property
+    def there_before(self) -> tuple[bool, ...]:
+        """Per buffer, whether it is there before the step begins."""
+        before = (Lifetime.INPUT, Lifetime.DONATED)
+        return tuple(buffer.lifetime in before for buffer in self.buffers)
+
+    @cached_property
+    def stays(self) -> tuple[bool, ...]:
+        """Per buffer, whether it is still there when the step has ended."""
+        kept = (Lifetime.INPUT, Lifetime.OUTPUT)
+        return tuple(
+            buffer.lifetime in kept or index in self.held_to_end
+            for index, buffer in enumerate(self.buffers)
+        )
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether groups share a link, or communication and compute slow each other."""
+        machine = self.machine
+        slowdowns = machine.compute_slowdown_permille, machine.communication_slowdown_permille
+        links = [link for stream in self.streams for link in set(stream.links)]
+        return max(slowdowns) > 1000 or len(set(links)) < len(links)
+
+    @cached_property
     def first_toucher(self) -> tuple[int, ...]:
         """Per buffer, the first task in captured order that touches it; -1 for one that is there
         before the step or that nobody touches."""
@@ -223,10 +254,9 @@ class Program:
         for task in range(len(self.tasks) - 1, -1, -1):
             for buffer in self.touches[task]:
                 first[buffer] = task
-        for index, held in enumerate(self.buffers):
-            if held.lifetime in (Lifetime.INPUT, Lifetime.DONATED):
-                first[index] = -1
-        return tuple(first)
+        return tuple(
+            -1 if there else task for task, there in zip(first, self.there_before, strict=True)
+        )
 
     @cached_property
     def held_to_end(self) -> frozenset[int]:
@@ -273,3 +303,20 @@ class Order:
         places = np.empty(len(self.tasks), dtype=np.int64)
         places[np.asarray(self.tasks, dtype=np.int64)] = np.arange(len(self.tasks))
         return places
+
+
+def renumbered(program: Program, order: Order) -> Program:
+    """The same Program with `order`, which must be legal, as its captured order."""
+    if order == Order.captured(program):
+        return program
+    place: list[int] = order.positions().tolist()
+    tasks = tuple(
+        replace(task, start=place[task.start]) if task.start >= 0 else task
+        for task in (program.tasks[i] for i in order.tasks)
+    )
+    hazards = [
+        Hazard(place[hazard.src], place[hazard.dst], hazard.kind, hazard.buffer)
+        for hazard in program.hazards
+    ]
+    hazards.sort(key=lambda hazard: (hazard.dst, hazard.src))
+    return replace(program, tasks=tasks, hazards=tuple(hazards))

@@ -44,7 +44,7 @@ def simulate(program: Program, order: Order | None = None) -> Timeline:
     order = order or Order.captured(program)
     memory = profile_memory(program, order)
     times = _Times(program)
-    if _is_contended(program):
+    if program.is_contended:
         total = _Fluid(program, times).play(order)
     else:
         total = _sweep(program, order, times)
@@ -80,14 +80,6 @@ class _Times:
         self.ready[task] = self.begin[task] = host
         self.end[task] = host + program.tasks[task].ns
         return self.end[task]
-
-
-def _is_contended(program: Program) -> bool:
-    machine = program.machine
-    if max(machine.compute_slowdown_permille, machine.communication_slowdown_permille) > 1000:
-        return True
-    links = [link for stream in program.streams for link in set(stream.links)]
-    return len(set(links)) < len(links)
 
 
 def _unwaited(program: Program, order: Order) -> list[int]:

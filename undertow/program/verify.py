@@ -15,7 +15,7 @@ from itertools import accumulate, islice
 
 from undertow.errors import OrderError
 from undertow.program.memory import liveness
-from undertow.program.model import Kind, Lifetime, Order, Program
+from undertow.program.model import Kind, Order, Program
 from undertow.units import format_nbytes
 
 _SHOWN = 5
@@ -251,7 +251,7 @@ def _check_lifetimes(
     dying = sorted(range(len(last)), key=last.__getitem__)
     next_dying = 0
     sizes = [buffer.nbytes for buffer in program.buffers]
-    alive = [x.lifetime in (Lifetime.INPUT, Lifetime.DONATED) for x in program.buffers]
+    alive = list(program.there_before)
     nbytes = sum(size for size, there in zip(sizes, alive, strict=True) if there)
     peak, peak_at = nbytes, -1
     held = _held_by_collectives(program, order)

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from undertow.program import Collective, CollectiveKind, Hazard, HazardKind, Order, Program, Task
+from undertow.program import Collective, CollectiveKind, Hazard, Program, Task
 
 Reprice = Callable[[Task, tuple[int, ...]], Task]
 """Fills in what a start takes, from its description and the ranks of its group."""
@@ -24,7 +24,6 @@ COALESCED = (
 """Kinds that can be run several at once."""
 
 Key = tuple[int, CollectiveKind, str, str]
-_STRENGTH = {HazardKind.RAW: 3, HazardKind.WAW: 2, HazardKind.WAR: 1, HazardKind.POLICY: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +93,6 @@ def merge(program: Program, buckets: Sequence[Bucket], reprice: Reprice) -> Merg
             return _rebuild(program, tuple(chosen), leader, order, reprice)
         bad = {leader[task] for task in stuck}
         chosen = [bucket for bucket in chosen if program.index[bucket.members[0]] not in bad]
-
-
-def reordered(program: Program, order: Order) -> Program:
-    """The same Program with `order` as its captured order; its tasks are numbered anew."""
-    place: list[int] = order.positions().tolist()
-    tasks = tuple(
-        replace(task, start=place[task.start]) if task.start >= 0 else task
-        for task in (program.tasks[i] for i in order.tasks)
-    )
-    hazards = [
-        Hazard(place[hazard.src], place[hazard.dst], hazard.kind, hazard.buffer)
-        for hazard in program.hazards
-    ]
-    hazards.sort(key=lambda hazard: (hazard.dst, hazard.src))
-    return replace(program, tasks=tasks, hazards=tuple(hazards))
 
 
 def _nbytes(program: Program, start: int) -> int:
@@ -200,7 +184,7 @@ def _rebuild(
         src, dst = place[leader[hazard.src]], place[leader[hazard.dst]]
         if src != dst:
             known = strongest.get((dst, src))
-            if known is None or _STRENGTH[hazard.kind] > _STRENGTH[known.kind]:
+            if known is None or hazard.kind.strength > known.kind.strength:
                 strongest[dst, src] = Hazard(src, dst, hazard.kind, hazard.buffer)
     merged = replace(
         program,

@@ -15,9 +15,9 @@ from undertow.errors import OrderError, unknown_name
 from undertow.program import (
     Hazard,
     HazardKind,
-    Kind,
     Order,
     Program,
+    renumbered,
     stream_sequences,
     verify,
 )
@@ -47,7 +47,7 @@ def pin_collectives(
     """
     order = order or Order.captured(program)
     verify(program, order)
-    program = _renumbered(program, order)
+    program = renumbered(program, order)
     hazards = {(hazard.dst, hazard.src): hazard for hazard in program.hazards}
     last: dict[int, int] = {}
     for start in program.starts:
@@ -126,17 +126,3 @@ def _ranks_by_need(
     for rank, task in enumerate(sorted(legal.tasks, key=lambda t: (need[t], place[t]))):
         ranks[task] = rank
     return ranks
-
-
-def _renumbered(program: Program, order: Order) -> Program:
-    """The same Program with `order` as its captured order."""
-    if order == Order.captured(program):
-        return program
-    place: list[int] = order.positions().tolist()
-    tasks = [program.tasks[i] for i in order.tasks]
-    moved = tuple(
-        replace(task, start=place[task.start]) if task.kind is Kind.WAIT else task for task in tasks
-    )
-    hazards = [replace(h, src=place[h.src], dst=place[h.dst]) for h in program.hazards]
-    hazards.sort(key=lambda h: (h.dst, h.src, h.kind))
-    return replace(program, tasks=moved, hazards=tuple(hazards))

@@ -94,20 +94,16 @@ class _Construction:
         for stream in self.streams:
             self.takers[stream], self.givers[stream] = [], []
         self.oldest = 0  # first captured position that is not placed and not part of a unit
+        self.is_alive = list(program.there_before)
         self.live = sum(
             buffer.nbytes
-            for buffer in program.buffers
-            if buffer.lifetime in (Lifetime.INPUT, Lifetime.DONATED)
+            for buffer, there in zip(program.buffers, program.there_before, strict=True)
+            if there
         )
         self.uses = [0] * len(program.buffers)
         for buffers in program.touches:
             for buffer in buffers:
                 self.uses[buffer] += 1
-        self.is_alive = [b.lifetime in (Lifetime.INPUT, Lifetime.DONATED) for b in program.buffers]
-        self.stays = [
-            b.lifetime in (Lifetime.INPUT, Lifetime.OUTPUT) or i in program.held_to_end
-            for i, b in enumerate(program.buffers)
-        ]
         self.ahead = RangeAddMax(facts.base) if limit is not None else None
         for task, count in enumerate(self.missing):
             if count == 0:
@@ -286,7 +282,7 @@ class _Construction:
                 self.live += self.program.buffers[buffer].nbytes
         for buffer in self.program.touches[index]:
             self.uses[buffer] -= 1
-            if self.uses[buffer] == 0 and not self.stays[buffer]:
+            if self.uses[buffer] == 0 and not self.program.stays[buffer]:
                 self.live -= self.program.buffers[buffer].nbytes
 
     def _becomes_ready(self, index: int) -> None:

@@ -43,12 +43,9 @@ def _is_blocking(facts: Facts, start: int) -> bool:
     """Whether compute must produce its input first and needs its result before it can be done."""
     used = facts.compute_before[facts.first_use[start]]
     cover = used - facts.compute_before[start]
-    makes_input = any(
-        facts.program.tasks[source].kind is not Kind.VIEW
-        for source in facts.program.predecessors[start]
-        if facts.unit_of[source] != start
-    ) or any(facts.unit_of[source] < 0 for source in facts.program.predecessors[start])
-    return makes_input and cover < facts.program.tasks[start].ns
+    before = facts.program.predecessors[start]
+    is_produced = any(facts.unit_of[source] != start for source in before)
+    return is_produced and cover < facts.program.tasks[start].ns
 
 
 def _independent_before(program: Program, start: int, begin: int) -> list[int]:

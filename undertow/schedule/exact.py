@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from undertow.errors import UndertowError
-from undertow.program import HOST_STREAM, Kind, Lifetime, Order, Program, simulate, verify
+from undertow.program import HOST_STREAM, Kind, Order, Program, simulate, verify
 from undertow.schedule.limits import Limits
 
 MOST_TASKS = 60
@@ -47,11 +47,7 @@ def _check(program: Program) -> None:
         raise UndertowError(
             f"the program has {len(program)} tasks; exact solving is for up to {MOST_TASKS}"
         )
-    machine = program.machine
-    is_plain = machine.launch_ns == 0 and machine.compute_slowdown_permille == 1000
-    is_plain = is_plain and machine.communication_slowdown_permille == 1000
-    links = [link for stream in program.streams for link in set(stream.links)]
-    if not is_plain or len(links) > len(set(links)):
+    if program.machine.launch_ns or program.is_contended:
         raise UndertowError("exact solving knows no launch costs, shared links or contention")
     if any(task.kind is Kind.HOST for task in program.tasks):
         raise UndertowError("exact solving knows no host tasks")
@@ -151,9 +147,8 @@ class _Model:
             for buffer in buffers:
                 touched[buffer].append(task)
         for index, held in enumerate(self.program.buffers):
-            is_there = held.lifetime in (Lifetime.INPUT, Lifetime.DONATED)
-            stays = held.lifetime in (Lifetime.INPUT, Lifetime.OUTPUT)
-            stays = stays or index in self.program.held_to_end or not touched[index]
+            is_there = self.program.there_before[index]
+            stays = self.program.stays[index] or not touched[index]
             if is_there and stays:
                 always += held.nbytes
                 continue

@@ -13,7 +13,7 @@ from collections import deque
 from undertow.program import Order, Program, profile_memory
 from undertow.schedule.limits import Limits, keeps_limits
 from undertow.schedule.ready import Ready
-from undertow.schedule.running import allocated_by, stays_to_end
+from undertow.schedule.running import allocated_by
 from undertow.schedule.sweep import next_in_group
 
 _NOTHING = 1 << 200
@@ -100,7 +100,7 @@ class _LeastPeak:
         self._task_at = order.tasks
         self._allocates = allocated_by(program)
         self._frees = [0] * count
-        self._stays = stays_to_end(program)
+        self._stays = program.stays
         self._left = [0] * len(program.buffers)
         self._left_sum = [0] * len(program.buffers)
         for task, buffers in enumerate(program.touches):

@@ -8,7 +8,7 @@ in which it was placed, so the counts never drift.
 
 from __future__ import annotations
 
-from undertow.program import Kind, Lifetime, Program
+from undertow.program import Kind, Program
 from undertow.schedule.limits import Limits, in_flight_nbytes
 
 
@@ -16,21 +16,13 @@ def allocated_by(program: Program) -> list[int]:
     """Bytes that each task allocates. The same in every legal order: the first to touch a buffer
     that is not there from the beginning is its first writer."""
     allocates = [0] * len(program)
-    known = [buffer.lifetime in (Lifetime.INPUT, Lifetime.DONATED) for buffer in program.buffers]
+    known = list(program.there_before)
     for task, buffers in enumerate(program.touches):
         for buffer in buffers:
             if not known[buffer]:
                 known[buffer] = True
                 allocates[task] += program.buffers[buffer].nbytes
     return allocates
-
-
-def stays_to_end(program: Program) -> list[bool]:
-    """Per buffer, whether it is still there when the step has ended."""
-    return [
-        buffer.lifetime in (Lifetime.INPUT, Lifetime.OUTPUT) or index in program.held_to_end
-        for index, buffer in enumerate(program.buffers)
-    ]
 
 
 class RunningMemory:
@@ -43,9 +35,8 @@ class RunningMemory:
         for buffers in program.touches:
             for buffer in buffers:
                 self._left[buffer] += 1
-        there = [b.lifetime in (Lifetime.INPUT, Lifetime.DONATED) for b in program.buffers]
-        stays = stays_to_end(program)
-        self._present = stays if backward else there
+        there, stays = program.there_before, program.stays
+        self._present = list(stays if backward else there)
         self._leaves = [not keep for keep in (there if backward else stays)]
         for buffer, count in enumerate(self._left):
             if count == 0:  # nobody touches it: it is there all the time or never

@@ -78,10 +78,9 @@ class _Search:
     def _room(self, order: list[int], task: int) -> tuple[int, int]:
         """The first and last place that the task's hazards allow."""
         place = {other: k for k, other in enumerate(order)}
-        at = place[task]
         before = (place[source] for source in self.program.predecessors[task])
         after = (place[target] for target in self.program.successors[task])
-        return max(before, default=-1) + 1, min(after, default=len(order)) - 1 if at >= 0 else at
+        return max(before, default=-1) + 1, min(after, default=len(order)) - 1
 
     def _kick(self, order: list[int]) -> list[int]:
         for _ in range(_KICK):

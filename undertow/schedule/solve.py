@@ -18,6 +18,7 @@ from undertow.program import (
     Program,
     Timeline,
     liveness,
+    renumbered,
     simulate,
     verify,
 )
@@ -29,7 +30,6 @@ from undertow.schedule.buckets import (
     bucket_key,
     merge,
     propose,
-    reordered,
 )
 from undertow.schedule.construct import Facts, Policy, construct
 from undertow.schedule.delay import delayed_order
@@ -275,7 +275,7 @@ class _Bases:
             return construct(self._captured, policy, *limits)
         if self._delayed is None:
             base = delayed_order(self._captured)
-            self._delayed = Facts(reordered(self._captured.program, base)), base
+            self._delayed = Facts(renumbered(self._captured.program, base)), base
         facts, base = self._delayed
         found = construct(facts, policy, *limits)
         return Order(tuple(base.tasks[task] for task in found.tasks))
