@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from undertow.errors import OrderError
-from undertow.program.model import IntArray, Lifetime, Order, Program
+from undertow.program.model import IntArray, Order, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +46,16 @@ class MemoryProfile:
 
 def liveness(program: Program, order: Order) -> Liveness:
     """Lifetimes of all buffers when `program` runs in `order`."""
-    tasks = len(program)
     _check_length(program, order)
-    places = order.positions()
-    counts = np.fromiter(map(len, program.touches), dtype=np.int64, count=tasks)
-    touched = np.fromiter(
-        (buffer for buffers in program.touches for buffer in buffers),
-        dtype=np.int64,
-        count=int(counts.sum()),
-    )
-    at = np.repeat(places, counts)
-    first = np.full(len(program.buffers), tasks, dtype=np.int64)
+    arrays = program.arrays
+    at = np.repeat(order.positions(), arrays.touch_counts)
+    first = np.full(len(program.buffers), len(program), dtype=np.int64)
     last = np.full(len(program.buffers), -1, dtype=np.int64)
-    np.minimum.at(first, touched, at)
-    np.maximum.at(last, touched, at)
-    for index, buffer in enumerate(program.buffers):
-        if buffer.lifetime in (Lifetime.INPUT, Lifetime.DONATED):
-            first[index] = 0
-        unused_donation = buffer.lifetime is Lifetime.DONATED and last[index] < 0
-        if buffer.lifetime in (Lifetime.INPUT, Lifetime.OUTPUT) or unused_donation:
-            last[index] = tasks - 1
-    held = np.fromiter(program.held_to_end, dtype=np.int64, count=len(program.held_to_end))
-    last[held] = tasks - 1
+    np.minimum.at(first, arrays.touched, at)
+    np.maximum.at(last, arrays.touched, at)
+    first[arrays.there_before] = 0
+    # What was there before and nobody touches stays, donated or not.
+    last[arrays.stays | (arrays.there_before & (last < 0))] = len(program) - 1
     return Liveness(first, last)
 
 
@@ -75,17 +63,14 @@ def profile_memory(program: Program, order: Order | None = None) -> MemoryProfil
     """Live bytes over an order (default: as captured)."""
     order = order or Order.captured(program)
     live = liveness(program, order)
-    nbytes = np.fromiter(
-        (buffer.nbytes for buffer in program.buffers), dtype=np.int64, count=len(program.buffers)
-    )
+    nbytes = program.arrays.nbytes
     alive = live.first <= live.last
     allocated = np.zeros(len(program), dtype=np.int64)
     freed = np.zeros(len(program), dtype=np.int64)
     np.add.at(allocated, live.first[alive], nbytes[alive])
     np.add.at(freed, live.last[alive], nbytes[alive])
     if len(program):  # what is there at the end is not freed by the last task
-        stays = np.array(program.stays, dtype=bool)
-        freed[-1] -= int(nbytes[alive & stays].sum())
+        freed[-1] -= int(nbytes[alive & program.arrays.stays].sum())
     after = np.cumsum(allocated - freed)
     return MemoryProfile(after + freed, after)
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 COMPUTE_STREAM = 0
 """Index of the stream that compute tasks run on; starts and waits are placed relative to it."""
@@ -177,6 +179,17 @@ class Machine:
     communication_slowdown_permille: int = 1000  # duration of a collective while compute runs
 
 
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What the memory of any order of a Program depends on, as arrays."""
+
+    touch_counts: IntArray  # per task: how many buffers it touches
+    touched: IntArray  # those buffers, task after task
+    nbytes: IntArray  # per buffer
+    there_before: BoolArray  # per buffer
+    stays: BoolArray  # per buffer
+
+
 @dataclass(frozen=True)
 class Program:
     """Tasks in captured order, the buffers they touch, the hazards between them, their streams."""
@@ -236,6 +249,19 @@ class Program:
         return tuple(
             buffer.lifetime in kept or index in self.held_to_end
             for index, buffer in enumerate(self.buffers)
+        )
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        counts = np.fromiter(map(len, self.touches), np.int64, len(self.tasks))
+        touched = chain.from_iterable(self.touches)
+        nbytes = (buffer.nbytes for buffer in self.buffers)
+        return Arrays(
+            counts,
+            np.fromiter(touched, np.int64, int(counts.sum())),
+            np.fromiter(nbytes, np.int64, len(self.buffers)),
+            np.array(self.there_before, dtype=bool),
+            np.array(self.stays, dtype=bool),
         )
 
     @property

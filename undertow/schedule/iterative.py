@@ -23,7 +23,7 @@ _SWEEPS = 8
 _Sweep = Callable[[Timeline, int, Container[int] | None], tuple[Order, list[Move], int]]
 
 
-def reorder_starts(program: Program, order: Order, limits: Limits) -> Moved:
+def reorder_starts(program: Program, order: Order, limits: Limits, sweeps: int = _SWEEPS) -> Moved:
     """Exposed collectives start earlier, as far as hazards, their group and memory allow."""
     edges, limits = Edges(program), limits.fixed_for(program)
 
@@ -32,10 +32,12 @@ def reorder_starts(program: Program, order: Order, limits: Limits) -> Moved:
     ) -> tuple[Order, list[Move], int]:
         return raise_as_needed(timeline, limits, edges, steps, only)
 
-    return _improve(program, order, limits.steps, sweep, Kind.START)
+    return _improve(program, order, limits.steps, sweeps, sweep, Kind.START)
 
 
-def sink_waits_iterative(program: Program, order: Order, limits: Limits) -> Moved:
+def sink_waits_iterative(
+    program: Program, order: Order, limits: Limits, sweeps: int = _SWEEPS
+) -> Moved:
     """Exposed collectives are waited for later, as far as hazards and memory allow."""
     limits = limits.fixed_for(program)
 
@@ -44,13 +46,15 @@ def sink_waits_iterative(program: Program, order: Order, limits: Limits) -> Move
     ) -> tuple[Order, list[Move], int]:
         return sink_as_needed(program, timeline.order, limits, steps, only)
 
-    return _improve(program, order, limits.steps, sweep, Kind.WAIT)
+    return _improve(program, order, limits.steps, sweeps, sweep, Kind.WAIT)
 
 
-def _improve(program: Program, order: Order, steps: int, sweep: _Sweep, kind: Kind) -> Moved:
+def _improve(
+    program: Program, order: Order, steps: int, sweeps: int, sweep: _Sweep, kind: Kind
+) -> Moved:
     best = simulate(program, order)
     last: dict[int, Move] = {}
-    for _ in range(_SWEEPS):
+    for _ in range(sweeps):
         timeline, moves, used = _sweep_once(best, steps, sweep)
         last.update((move.task, move) for move in moves)
         steps -= used

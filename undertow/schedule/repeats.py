@@ -1,0 +1,207 @@
+"""Finds what repeats in a Program and folds it: most of the layers of a step are the same.
+
+Layers are found from structure alone: stretches of the captured order in which every task looks
+like the one a period earlier. `fold` keeps the first and last few repetitions of each stretch; what
+reads from a repetition that is gone reads from the last one before it. The result is a legal, much
+smaller Program on which to find out cheaply how the whole is best scheduled. The repetitions that
+are kept, without the first and the last of all, stand for those that went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from undertow.program import Collective, Hazard, Program, Task
+from undertow.program.model import IntArray
+
+_WINDOW = 32  # tasks that must look alike before a distance counts as a period; a power of two
+_PERIODS = 16  # distances that are tried as periods
+_KEPT_FIRST, _KEPT_LAST = 5, 4  # repetitions of a stretch that are kept: buckets may span some
+_LEAST_DROPPED_SHARE = 3  # folding pays if at least one task in so many goes
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """`count` repetitions of `period` tasks each, from task `begin` on."""
+
+    begin: int
+    period: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.period * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A Program without most of its repetitions."""
+
+    program: Program
+    stands_for: IntArray  # per task: for how many of the whole it stands, in permille
+
+
+def find_repeats(program: Program) -> list[Stretch]:
+    """Stretches of repeated tasks that do not overlap, in captured order; those come first in
+    which most can be left out."""
+    looks = _looks(program)
+    is_free = np.ones(len(looks), dtype=bool)
+    chosen: list[Stretch] = []
+    for stretch in sorted(_stretches(looks), key=lambda s: (-_droppable(s), s.period, s.begin)):
+        if is_free[stretch.begin : stretch.end].all():
+            is_free[stretch.begin : stretch.end] = False
+            chosen.append(stretch)
+    return sorted(chosen, key=lambda stretch: stretch.begin)
+
+
+def fold(program: Program) -> Folded | None:
+    """The Program without most repetitions; None if too little repeats for that to pay."""
+    stretches = find_repeats(program)
+    dropped = sum(_droppable(stretch) for stretch in stretches)
+    if dropped * _LEAST_DROPPED_SHARE < len(program):
+        return None
+    return _Fold(program, stretches).run()
+
+
+def _droppable(stretch: Stretch) -> int:
+    return max(stretch.count - _KEPT_FIRST - _KEPT_LAST, 0) * stretch.period
+
+
+# -- finding -------------------------------------------------------------------------------------
+
+
+def _looks(program: Program) -> IntArray:
+    """Per task a number; tasks that look alike have the same."""
+    number: dict[tuple[object, ...], int] = {}
+    buffers = program.buffers
+    looks = (
+        number.setdefault(
+            (
+                task.kind,
+                task.stream,
+                task.ns,
+                task.work.nbytes if isinstance(task.work, Collective) else None,
+                sum(buffers[b].nbytes for b in task.writes),
+                len(task.reads),
+            ),
+            len(number),
+        )
+        for task in program.tasks
+    )
+    return np.fromiter(looks, np.int64, len(program))
+
+
+def _stretches(looks: IntArray) -> Iterator[Stretch]:
+    for period in _likely_periods(looks):
+        same = np.flatnonzero(np.diff(looks[period:] == looks[:-period], prepend=0, append=0))
+        for begin, end in zip(same[::2].tolist(), same[1::2].tolist(), strict=True):
+            stretch = Stretch(begin, period, (end - begin) // period + 1)
+            if _droppable(stretch):
+                yield stretch
+
+
+def _likely_periods(looks: IntArray) -> list[int]:
+    """The commonest distances between windows that look alike."""
+    if len(looks) < 2 * _WINDOW:
+        return []
+    alike = _window_hashes(looks)
+    by_hash = np.argsort(alike, kind="stable")
+    is_same = alike[by_hash][1:] == alike[by_hash][:-1]
+    distances, counts = np.unique(np.diff(by_hash)[is_same], return_counts=True)
+    commonest = np.argsort(-counts, kind="stable")[:_PERIODS]
+    return [int(distances[k]) for k in commonest]
+
+
+def _window_hashes(looks: IntArray) -> IntArray:
+    """Per position, a hash of the window that begins there, by doubling its length."""
+    values = looks.astype(np.uint64)
+    width = 1
+    with np.errstate(over="ignore"):
+        values = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        while width < _WINDOW:
+            mixed = values[:-width] * np.uint64(0xBF58476D1CE4E5B9) + values[width:]
+            values = mixed ^ (mixed >> np.uint64(29))
+            width *= 2
+    return values.astype(np.int64)
+
+
+# -- folding -------------------------------------------------------------------------------------
+
+
+class _Fold:
+    def __init__(self, program: Program, stretches: list[Stretch]) -> None:
+        self.program = program
+        self.stretches = stretches
+        self.stand_in = _stand_ins(len(program), stretches)
+        kept = [task for task, other in enumerate(self.stand_in) if task == other]
+        self.kept = kept
+        self.place = {task: k for k, task in enumerate(kept)}
+        self.buffer_for = self._buffer_stand_ins()
+
+    def run(self) -> Folded:
+        tasks = tuple(self._task(old) for old in self.kept)
+        program = replace(self.program, tasks=tasks, hazards=self._hazards())
+        weights = _weights(len(self.program), self.stretches)
+        return Folded(program, weights[np.asarray(self.kept, dtype=np.int64)])
+
+    def _buffer_stand_ins(self) -> list[int]:
+        """Per buffer, the one that stands for it: at the same place among those that the stand-in
+        of the first task that touches it touches."""
+        found = list(range(len(self.program.buffers)))
+        is_seen = [False] * len(found)
+        for task, other in enumerate(self.stand_in):
+            touched = self.program.tasks[task].writes, self.program.tasks[task].reads
+            others = self.program.tasks[other].writes, self.program.tasks[other].reads
+            for mine, theirs in zip(touched, others, strict=True):
+                for k, buffer in enumerate(mine):
+                    if not is_seen[buffer]:
+                        is_seen[buffer] = True
+                        if task != other and k < len(theirs):
+                            found[buffer] = found[theirs[k]]
+        return found
+
+    def _task(self, old: int) -> Task:
+        task = self.program.tasks[old]
+        reads = tuple(dict.fromkeys(self.buffer_for[b] for b in task.reads))
+        writes = tuple(dict.fromkeys(self.buffer_for[b] for b in task.writes))
+        start = self.place[self.stand_in[task.start]] if task.start >= 0 else -1
+        return replace(task, reads=reads, writes=writes, start=start)
+
+    def _hazards(self) -> tuple[Hazard, ...]:
+        strongest: dict[tuple[int, int], Hazard] = {}
+        for hazard in self.program.hazards:
+            if self.stand_in[hazard.dst] != hazard.dst:
+                continue  # the stand-in has its own
+            src, dst = self.place[self.stand_in[hazard.src]], self.place[hazard.dst]
+            known = strongest.get((dst, src))
+            if known is None or hazard.kind.strength > known.kind.strength:
+                buffer = self.buffer_for[hazard.buffer] if hazard.buffer >= 0 else -1
+                strongest[dst, src] = Hazard(src, dst, hazard.kind, buffer)
+        return tuple(strongest[pair] for pair in sorted(strongest))
+
+
+def _stand_ins(tasks: int, stretches: list[Stretch]) -> list[int]:
+    """Per task, the one that stands for it: of a repetition that goes, the same task of the last
+    one kept before it."""
+    stand_in = list(range(tasks))
+    for stretch in stretches:
+        first = stretch.begin + _KEPT_FIRST * stretch.period
+        last = stretch.end - _KEPT_LAST * stretch.period
+        template = first - stretch.period
+        for task in range(first, last):
+            stand_in[task] = template + (task - first) % stretch.period
+    return stand_in
+
+
+def _weights(tasks: int, stretches: list[Stretch]) -> IntArray:
+    weights = np.full(tasks, 1000, dtype=np.int64)
+    for stretch in stretches:
+        gone = max(stretch.count - _KEPT_FIRST - _KEPT_LAST, 0)
+        inner = [*range(1, _KEPT_FIRST), *range(stretch.count - _KEPT_LAST, stretch.count - 1)]
+        for repetition in inner if gone else ():
+            begin = stretch.begin + repetition * stretch.period
+            weights[begin : begin + stretch.period] += 1000 * gone // len(inner)
+    return weights
