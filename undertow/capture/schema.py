@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -34,18 +33,24 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
     return {**dict(zip(parameter_names(node.target), node.args, strict=False)), **node.kwargs}
 
 
-def nodes_in(value: Any) -> Iterator[fx.Node]:
+def nodes_in(value: Any) -> list[fx.Node]:
     """All nodes in an argument, through lists, tuples, dicts and slices."""
+    found: list[fx.Node] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[fx.Node]) -> None:
     if isinstance(value, fx.Node):
-        yield value
+        found.append(value)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from nodes_in(item)
+            _collect(item, found)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from nodes_in(item)
+            _collect(item, found)
     elif isinstance(value, slice):
-        yield from nodes_in((value.start, value.stop, value.step))
+        _collect((value.start, value.stop, value.step), found)
 
 
 def written_nodes(node: fx.Node) -> list[fx.Node]:

@@ -97,7 +97,7 @@ def collective_call(node: fx.Node) -> CollectiveCall | None:
 def _received(packet: Any, arguments: dict[str, Any]) -> list[fx.Node]:
     """Receives write to the tensor that they are given, although their schema does not say so."""
     if packet is torch_api.collectives.irecv:
-        return list(nodes_in(arguments["tensor"]))
+        return nodes_in(arguments["tensor"])
     if packet is torch_api.collectives.batch_p2p_ops:
         pairs = zip(arguments["op_list"], arguments["tensors"], strict=True)
         return [arg for op, tensor in pairs if op == "irecv" for arg in nodes_in(tensor)]

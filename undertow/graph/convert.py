@@ -16,6 +16,7 @@ from torch import fx
 from undertow.capture import torch_api
 from undertow.capture.schema import nodes_in, written_nodes
 from undertow.errors import ProgramError
+from undertow.garbage import without_collections
 from undertow.graph.collectives import CollectiveCall, collective_call, is_wait
 from undertow.graph.describe import HOST_OPERATORS, describe
 from undertow.graph.nodes import number, tensors_of
@@ -37,6 +38,7 @@ class Converted:
     notes: tuple[str, ...]
 
 
+@without_collections
 def convert(
     graph: fx.Graph,
     groups: GroupRanks | None = None,
@@ -138,7 +140,7 @@ class _Conversion:
         return task
 
     def _add_wait(self, node: fx.Node) -> int:
-        (source,) = list(nodes_in(node.args))[:1]
+        source = nodes_in(node.args)[0]
         held = self._buffers[source]
         starts = {self._starts[buffer] for buffer in held if buffer in self._starts}
         for tensor in tensors_of(node):  # the result is the awaited tensor, under a new name
@@ -154,7 +156,7 @@ class _Conversion:
         )
 
     def _add_other(self, node: fx.Node) -> int:
-        reads = self._held_by(tuple(nodes_in((node.args, node.kwargs))))
+        reads = self._held_by(node.all_input_nodes)
         mutated = self._held_by(tuple(written_nodes(node)))
         made = self._hold(node, Lifetime.INTERMEDIATE)
         self._buffers[node] = made
@@ -188,8 +190,8 @@ class _Conversion:
 
     def _after(self, node: fx.Node) -> tuple[int, ...]:
         """Views and host values among the arguments: they come first, and no buffer says so."""
-        sources = nodes_in((node.args, node.kwargs))
-        return tuple(dict.fromkeys(self._through[arg] for arg in sources if arg in self._through))
+        through = self._through
+        return tuple(dict.fromkeys(through[a] for a in node.all_input_nodes if a in through))
 
     def _after_random(self, node: fx.Node) -> tuple[int, ...]:
         """Operators that draw random numbers stay in sequence, so that each draws the same ones."""

@@ -134,7 +134,7 @@ def _spans(nodes: Sequence[fx.Node]) -> list[tuple[int, int]]:
         if collective_call(node) is not None:
             start_of[node] = i
             continue
-        source = next(nodes_in(node.args), None)
+        source = next(iter(nodes_in(node.args)), None)
         if source is None or source not in start_of:
             continue
         if is_wait(node):

@@ -12,7 +12,8 @@ from undertow.errors import ProgramError
 
 def tensors_of(node: fx.Node) -> list[Tensor]:
     """The (fake) tensors that a node stands for; several for an operator with several results."""
-    return list(_tensors(node.meta.get("val")))
+    value = node.meta.get("val")
+    return [value] if isinstance(value, Tensor) else list(_tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -38,11 +39,11 @@ def number(value: Any) -> int:
 
 def tensor_nbytes(tensor: Tensor) -> int:
     """Bytes of the elements that a tensor holds; a broadcast dimension counts once."""
-    elements = 1
+    elements = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if number(stride) != 0 or number(size) == 0:
             elements *= number(size)
-    return elements * tensor.element_size()
+    return elements
 
 
 def dtype_name(tensor: Tensor) -> str:
