@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 # Debian packages that the tests need, beside Python, git, make and gcc.
-TEST_PACKAGES :=
+TEST_PACKAGES := chromium
 TESTS ?= tests undertow
 WORKERS ?= 2
 

@@ -19,8 +19,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp_step.py"
 def demo(undertow: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The demo with a model that is planned in a second."""
     monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path / "cache"))
-    trace = tmp_path / "t.json"
-    return lambda *more: undertow("demo", "--model", "llama3-debug", "--trace", trace, *more)
+    files = ("--trace", tmp_path / "t.json", "--html", tmp_path / "p.html")
+    return lambda *more: undertow("demo", "--model", "llama3-debug", *files, *more)
 
 
 def test_the_demo_shows_exposed_time_vanish(demo: Run) -> None:
@@ -38,6 +38,7 @@ def test_the_demo_prints_figures_reasons_and_the_comparison(demo: Run, tmp_path:
     for piece in ("8xh100x8", "lower bound", "peak memory", "captured", "prefetching"):
         assert piece in result.out
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert "<h1>llama3-debug on 8xh100x8</h1>" in (tmp_path / "p.html").read_text()
 
 
 def test_the_prefetching_order_is_legal() -> None:

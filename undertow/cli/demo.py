@@ -17,7 +17,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from undertow.cli.app import subcommand
-from undertow.cli.output import check_writable, show, show_json
+from undertow.cli.output import check_outputs, show, show_json
+from undertow.cli.pages import write_plan_page
 from undertow.cli.plan import plan_report, progress_bar
 from undertow.cli.pricing import JsonOption
 from undertow.cost.cluster import Cluster
@@ -65,6 +66,9 @@ def command(
     trace: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the planned step's trace.")
     ] = Path("trace.json"),
+    html: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write the page that shows the step.")
+    ] = Path("page.html"),
     json: JsonOption = False,
 ) -> None:
     """See what undertow does: plan Llama-3-8B with FSDP on 64 H100s, without one of them.
@@ -72,18 +76,19 @@ def command(
     Then an example Program of four layers that ships with undertow is simulated as captured and in
     an order that prefetches, and both are held against a lower bound.
     """
-    check_writable(trace)
+    check_outputs(trace, html)
     target = Cluster.parse(cluster)
     with progress_bar(quiet=json) as progress:
         step = plan(model, target, "fsdp", progress=progress)
     runs = _runs(target)
     save_json(trace, timeline_to_trace(step.timeline))
+    write_plan_page(html, step)
     if json:
         show_json({"plan": step.to_json()} | {run.name: run.summary.to_json() for run in runs})
         return
     show([Text(f"One training step on {cluster}, predicted without a GPU", style="bold")])
-    show(plan_report(step, [trace]))
-    show([f"open {trace} at ui.perfetto.dev to see it", ""])
+    show(plan_report(step, [trace, html]))
+    show([f"open {html} in a browser to see it, {trace} at ui.perfetto.dev", ""])
     show(_report(runs))
 
 

@@ -112,6 +112,12 @@ def command(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write a page that shows the step; any browser opens it."
+        ),
+    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the Program, for `undertow simulate`."),
@@ -131,7 +137,7 @@ def command(
     A file's `build` takes `batch` and `seq` (or neither) and returns model, inputs[, loss_fn[,
     targets]].
     """
-    check_outputs(trace, save, save_plan)
+    check_outputs(trace, html, save, save_plan)
     if captured_only and (plan_file or save_plan):
         raise UndertowError("--captured-only makes no plan: leave out --plan and --save-plan")
     target = find_cluster(cluster, devices_file)
@@ -157,10 +163,14 @@ def command(
             progress=progress,
         )
     write_files(step, trace, save, save_plan)
+    if html:
+        from undertow.cli.pages import write_plan_page  # Jinja2 only where it is needed
+
+        write_plan_page(html, step)
     if json:
         show_json(step.to_json())
     else:
-        show(plan_report(step, [path for path in (trace, save, save_plan) if path]))
+        show(plan_report(step, [path for path in (trace, html, save, save_plan) if path]))
 
 
 def read_plan(path: Path) -> Plan:

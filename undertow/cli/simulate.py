@@ -13,6 +13,7 @@ from undertow.cli.pricing import DevicesOption, JsonOption, ProfileOption, Table
 from undertow.cost.price import Priced
 from undertow.errors import CostError, FileError, OrderError, ProgramError, unknown_name
 from undertow.program import (
+    Bounds,
     Order,
     Program,
     Timeline,
@@ -59,6 +60,10 @@ def command(
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the timeline as a picture.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page that shows it; any browser opens it."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Predict the timeline of a Program.
@@ -66,18 +71,21 @@ def command(
     Prints the step's time, what communication is exposed and why, the peak memory, and how far the
     step is from a lower bound that no order of its tasks can beat.
     """
-    check_outputs(trace, svg)
+    check_outputs(trace, svg, html)
     loaded = read_program(program)
     priced = price_for(loaded, cluster, table or (), profile or (), devices_file)
     loaded = priced.program if priced else loaded
     check_priced(loaded)
     timeline = simulate(loaded, read_order(loaded, order))
-    summary = summarise(loaded, timeline, lower_bounds(loaded))
+    bounds = lower_bounds(loaded)
+    summary = summarise(loaded, timeline, bounds)
     write_files(timeline, trace, svg)
+    if html:
+        _write_page(html, timeline, bounds, Path(order).stem)
     if json:
         show_json(_to_json(summary, priced))
     else:
-        _show(summary, priced, [path for path in (trace, svg) if path])
+        _show(summary, priced, [path for path in (trace, svg, html) if path])
 
 
 def read_program(path: Path) -> Program:
@@ -127,6 +135,18 @@ def write_files(timeline: Timeline, trace: Path | None, svg: Path | None) -> Non
         save_json(trace, timeline_to_trace(timeline))
     if svg:
         write_whole(svg, timeline_to_svg(timeline))
+
+
+def _write_page(path: Path, timeline: Timeline, bounds: Bounds, name: str) -> None:
+    """The order that was asked for, under the captured one where it is another."""
+    from undertow.report.page import Track, write_page
+
+    captured = Order.captured(timeline.program)
+    tracks = [Track(name, timeline, bounds.best)]
+    if timeline.order != captured:
+        tracks.insert(0, Track(CAPTURED, simulate(timeline.program, captured), bounds.best))
+    title = timeline.program.name or path.stem
+    write_page(path, tracks, title=title, subtitle="simulated")
 
 
 def _to_json(summary: Summary, priced: Priced | None) -> dict[str, Any]:
