@@ -12,6 +12,7 @@ _WIDTH, _HEIGHT = 560, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 34, 46
 _TICKS = 6
 _STYLES = 6  # series beyond them share colours again
+_LEAST_LOG = 1e-12  # an axis with smaller values is not logarithmic
 _LETTER = 6.2  # width of a letter at 11 px
 
 
@@ -24,7 +25,7 @@ class _Axis:
     """From values to pixels."""
 
     def __init__(self, values: list[float], first: float, last: float, *, is_log: bool) -> None:
-        self.is_log = is_log and min(values, default=1.0) > 0
+        self.is_log = is_log and min(values, default=1.0) > _LEAST_LOG
         self.first, self.last = first, last
         self.low, self.high = _range(values, self.is_log)
         self.ticks = sorted(set(values)) if self.is_log else _ticks(self.low, self.high)

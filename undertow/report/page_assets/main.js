@@ -238,3 +238,4 @@ const app = new App(decode(JSON.parse(document.getElementById("data").textConten
 app.start();
 // For tests and for the curious: the state, and how long each frame took to draw.
 window.undertowPage = Object.assign(app, { formatNs, formatBytes });
+performance.mark("undertow drawn");
