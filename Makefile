@@ -12,7 +12,7 @@ TESTS ?= tests undertow
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench picture clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ format: $(VENV)/.lint ## rewrite the sources in the house format
 bench: $(VENV)/.test ## run all benchmarks
 	set -e; for file in $$(grep -l __main__ bench/*.py); do \
 		echo "== $$file"; $(BIN)/python -m bench.$$(basename $$file .py); done
+
+picture: $(VENV)/.test ## draw the README's picture of the page anew
+	scripts/debian.sh $(TEST_PACKAGES)
+	$(BIN)/python -m scripts.page_picture
 
 clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

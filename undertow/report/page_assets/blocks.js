@@ -3,7 +3,10 @@
 
 const COLUMN = 2; // px
 const NARROW = 2.5; // px
-const LABEL_LEAST = 34; // px
+const LABEL_LEAST = 22; // px
+const SHORT_KINDS = {
+  all_gather: "AG", reduce_scatter: "RS", all_reduce: "AR", all_to_all: "A2A", broadcast: "BC",
+};
 
 /** Per column, how many px of it each class takes. */
 class Columns {
@@ -128,7 +131,7 @@ class BlockPainter {
     }
     if (members && shown > 8) this.stackEdge(context, x0, shown, top, height);
     if (shown >= LABEL_LEAST && height >= 14) {
-      context.fillStyle = isDim ? this.palette.soft : this.palette.ink_on[colour];
+      context.fillStyle = isDim ? this.palette.soft : this.palette.inkOn[colour];
       this.label(context, this.text(track, i), x0, shown, top, height);
     }
   }
@@ -145,6 +148,7 @@ class BlockPainter {
   members(context, view, track, i, members, top, height) {
     const sizes = members.map((member) => Math.max(member.nbytes, 0));
     const total = sizes.reduce((sum, size) => sum + size, 0);
+    const common = `${this.data.module(track, i)}.`;
     let at = track.begin[i];
     members.forEach((member, number) => {
       const share = total ? sizes[number] / total : 1 / members.length;
@@ -154,9 +158,11 @@ class BlockPainter {
       context.fillStyle = this.palette.paper;
       if (number) context.fillRect(x0, top, 1, height);
       if (x1 - x0 >= LABEL_LEAST && x1 > 0 && x0 < view.width) {
-        context.fillStyle = this.palette.ink_on[track.colour[i]];
+        context.fillStyle = this.palette.inkOn[track.colour[i]];
         const left = Math.max(x0, 0);
-        this.label(context, [member.module || member.name], left, Math.min(x1, view.width) - left, top, height);
+        const name = member.module || member.name;
+        const texts = [name, name.startsWith(common) ? name.slice(common.length) : name];
+        this.label(context, texts, left, Math.min(x1, view.width) - left, top, height);
       }
     });
   }
@@ -208,13 +214,19 @@ class BlockPainter {
 
   /** What may be written into a block, the longest first. */
   text(track, i) {
-    const name = this.data.name(track, i);
-    const module = this.data.module(track, i);
-    if (!track.collective.has(i)) return module ? [`${name}  ${module}`, name] : [name];
-    const { op } = this.data.describe(track, i);
+    const { data } = this;
+    const name = data.name(track, i);
+    const module = data.module(track, i);
+    if (!track.collective.has(i)) {
+      const base = data.strings[track.base[i]];
+      return module ? [`${name}  ${module}`, name, base] : [name, base];
+    }
+    const { op } = data.describe(track, i);
     const members = track.buckets.get(i);
-    const kind = `${op || name}${members ? ` ×${members.length}` : ""}`;
-    return module ? [`${kind}  ${module}`, kind] : [`${kind}  ${name}`, kind];
+    const count = members ? ` ×${members.length}` : "";
+    const kind = op || name;
+    const short = `${SHORT_KINDS[op] ?? kind}${count}`;
+    return [`${kind}${count}  ${module || name}`, `${kind}${count}`, short];
   }
 
   /** The longest of `texts` that fits, or the beginning of the last. */

@@ -58,6 +58,10 @@ class Card {
     this.live = document.getElementById("live");
   }
 
+  get isPinned() {
+    return !this.box.hidden && this.box.classList.contains("pinned");
+  }
+
   hide() {
     this.box.hidden = true;
     this.box.classList.remove("pinned");
@@ -65,7 +69,8 @@ class Card {
 
   /** `target` as `TrackView.hit` gives it; `place` in px of the page; `isPinned` if it was selected. */
   show(target, place, isPinned) {
-    if (target.row < 0) this.fillMemory(target);
+    if (target.band) this.fillBand(target.band);
+    else if (target.row < 0) this.fillMemory(target);
     else this.fill(taskFacts(this.app.data, target.track, target.row), target);
     this.box.classList.toggle("pinned", isPinned);
     this.box.hidden = false;
@@ -77,6 +82,13 @@ class Card {
     this.box.replaceChildren(
       element("h4", { text: formatBytes(memory) }),
       element("div", { className: "module", text: `live at ${formatNs(ns)}, ${share} of the peak` }),
+    );
+  }
+
+  fillBand({ name, begin, end }) {
+    this.box.replaceChildren(
+      element("h4", { text: name }),
+      element("div", { className: "module", text: `${formatNs(end - begin)}, from ${formatNs(begin)}` }),
     );
   }
 

@@ -86,11 +86,12 @@ function smoothed(bands) {
     while (kept.length >= 3) {
       const [before, inside, after] = kept.slice(-3);
       const isReturn = before.name === after.name && length(inside) <= length(before) + length(after);
-      const isShort = length(inside) * 8 < Math.min(length(before), length(after));
-      if (!isReturn && !isShort) break;
+      const isSliver = length(inside) * 12 < Math.max(length(before), length(after));
+      if (!isReturn && !isSliver) break;
       kept.length -= 2;
-      before.end = isReturn ? after.end : inside.end;
-      if (!isReturn) kept.push(after);
+      before.end = inside.end;
+      if (before.name === after.name) before.end = after.end;
+      else kept.push(after);
     }
   }
   return kept;

@@ -89,18 +89,17 @@ class App {
     canvas?.classList.toggle("over", Boolean(target && target.row >= 0));
     const isSelected = this.selected && target && this.selected.track === target.track && this.selected.row === target.row;
     if (target && !isSelected) this.card.show(target, place, false);
-    else if (this.selected) this.showPinned();
-    else this.card.hide();
+    else if (!this.selected) this.card.hide();
+    else if (!this.card.isPinned) this.showPinned(); // not anew: its buttons would lose the focus
   }
 
   /** Select a task: bring it into sight, show its card, say what it is. */
   select({ track, row }, { close = false, scroll = false, focus = false } = {}) {
     this.selected = { track, row };
     this.hover = null;
-    this.lastLane = track.laneOf[row];
     this.view.reveal(track.begin[row], track.end[row], { close });
-    const { canvas, body } = this.views[track.index];
-    if (body.hidden) this.views[track.index].body.hidden = false;
+    const { canvas } = this.views[track.index];
+    this.views[track.index].fold(false);
     if (scroll) {
       const box = canvas.getBoundingClientRect();
       if (box.top < 70 || box.bottom > innerHeight) canvas.scrollIntoView({ block: "center" });
@@ -123,7 +122,7 @@ class App {
 
   /** While what is seen moves, the pinned card goes with its task. */
   placePinned() {
-    if (this.selected && this.card.box.classList.contains("pinned")) {
+    if (this.selected && this.card.isPinned) {
       this.card.put(this.placeOf(this.selected));
     }
   }

@@ -52,8 +52,9 @@ function readPalette(colours) {
   // From afar, and where there is no room for hatching: its average.
   palette.exposedFar = mix(palette.exposed, palette["exposed-paper"], 0.42);
   palette.dimExposed = mix(palette.exposed, palette.paper, 0.8);
-  palette.ink_on = palette.fill.map((colour) =>
-    lightness(colour) > 0.36 ? "#14202e" : "#ffffff");
+  // Whichever of the two contrasts more.
+  palette.inkOn = palette.fill.map((colour) =>
+    lightness(colour) > 0.21 ? "#14202e" : "#ffffff");
   palette.hatch = hatch(palette);
   palette.font = style.fontFamily || "sans-serif";
   return palette;

@@ -15,16 +15,18 @@ class TrackView {
     labelRows(element.querySelector(".gutter"), track, this.layout);
     this.canvas.style.height = `${this.layout.height}px`;
     element.querySelector(".gutter").style.height = `${this.layout.height}px`;
-    const fold = element.querySelector(".fold");
-    fold.addEventListener("click", () => {
-      this.body.hidden = !this.body.hidden;
-      fold.setAttribute("aria-expanded", String(!this.body.hidden));
-      app.invalidate();
-    });
+    this.button = element.querySelector(".fold");
+    this.button.addEventListener("click", () => this.fold(!this.body.hidden));
     new IntersectionObserver(([entry]) => {
       this.isSeen = entry.isIntersecting;
       if (this.isSeen) app.invalidate();
     }, { rootMargin: "100px" }).observe(this.canvas);
+  }
+
+  fold(isFolded) {
+    this.body.hidden = isFolded;
+    this.button.setAttribute("aria-expanded", String(!isFolded));
+    this.app.invalidate();
   }
 
   resize(width) {
@@ -183,13 +185,18 @@ class TrackView {
     this.context.globalAlpha = 1;
   }
 
-  /** {track, row, held?} of the task at a point, {track, memory} over the curve, or null. */
+  /** {track, row, held?} of the task at a point, {track, memory} over the curve, {track, band}
+   *  over a module, or null. */
   hit(x, y) {
     const { track } = this;
     const { view } = this.app;
     const place = this.layout.rows.find((row) => y >= row.top - 2 && y <= row.top + row.height + 2);
-    if (!place || place.kind === "modules") return null;
+    if (!place) return null;
     const ns = view.at(x);
+    if (place.kind === "modules") {
+      const band = this.bands.find((candidate) => ns >= candidate.begin && ns <= candidate.end);
+      return band ? { track, row: -1, band } : null;
+    }
     if (place.kind === "memory") {
       return ns >= 0 && ns <= track.total ? { track, row: -1, memory: memoryAt(track, ns), ns } : null;
     }
