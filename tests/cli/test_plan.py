@@ -258,6 +258,20 @@ def test_the_memory_limit_is_kept(undertow: Run) -> None:
     assert planned("--no-merge")["buckets"] == 0
 
 
+def test_the_page_shows_the_captured_and_the_planned_step(undertow: Run, tmp_path: Path) -> None:
+    html = tmp_path / "page.html"
+    result = undertow("plan", "llama3-debug", "--cluster", "2xh100x8", "--html", html)
+    assert f"wrote {html}" in result.out
+    page = html.read_text()
+    assert "<h1>llama3-debug on 2xh100x8</h1>" in page
+    assert page.count('<div class="track"') == 2
+    assert "model flops utilisation" in page
+    undertow("plan", "llama3-debug", "--captured-only", "--html", html)
+    assert html.read_text().count('<div class="track"') == 1
+    result = undertow("plan", "llama3-debug", "--html", tmp_path / "no" / "page.html")
+    assert (result.code, "cannot write" in result.err) == (2, True)
+
+
 def test_the_captured_order_alone(undertow: Run, tmp_path: Path) -> None:
     assert undertow("plan", "gpt2-debug", "--captured-only", "--json").json["planned"] is None
     result = undertow("plan", "gpt2-debug", "--captured-only", "--save-plan", tmp_path / "p")

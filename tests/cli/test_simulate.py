@@ -33,6 +33,20 @@ def test_the_text_form_is_read_too(undertow: Run, tmp_path: Path) -> None:
     assert undertow("simulate", path, "--json").json["step_seconds"] == pytest.approx(300e-6)
 
 
+def test_the_page_shows_an_order_under_the_captured_one(
+    undertow: Run, program_file: Path, tmp_path: Path
+) -> None:
+    html, order = tmp_path / "p.html", tmp_path / "early.json"
+    undertow("simulate", program_file, "--html", html)
+    assert html.read_text().count('<div class="track"') == 1
+    names = ["gather1", "gather2", "norm", "ready1", "layer1", "ready2", "layer2"]
+    order.write_text(json.dumps(names))
+    undertow("simulate", program_file, "--order", order, "--html", html)
+    text = html.read_text()
+    assert text.count('<div class="track"') == 2
+    assert text.index(">captured</button>") < text.index(">early</button>")
+
+
 def test_trace_and_picture_are_written_whole(
     undertow: Run, program_file: Path, tmp_path: Path
 ) -> None:
@@ -134,7 +148,7 @@ def test_a_mistake_in_the_text_form_names_file_and_line(undertow: Run, tmp_path:
     assert "did you mean 'compute'" in result.err
 
 
-@pytest.mark.parametrize("option", ["--trace", "--svg"])
+@pytest.mark.parametrize("option", ["--trace", "--svg", "--html"])
 def test_an_unwritable_output_is_refused_before_the_work_starts(
     undertow: Run, tmp_path: Path, option: str
 ) -> None:

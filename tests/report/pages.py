@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from tests.report.steps import TWO_LAYERS, run, two_layers
 from undertow.program import Order, Program, lower_bounds, parse_program, simulate
+from undertow.program.memory import MemoryProfile
 from undertow.program.model import Collective, CollectiveKind, Task
 from undertow.report.page import Line, Track, bucket_members, page
 from undertow.report.plots import Plot, Series
@@ -23,6 +26,26 @@ def two_tracks() -> list[Track]:
     bound = lower_bounds(program).best
     limit = (Line("limit", 80 << 20),)
     return [Track("captured", captured, bound, limit), Track("both first", other, bound, limit)]
+
+
+def measured(rank: int) -> Track:
+    """Two layers as a profiler might have seen them on a rank: each later than on the one before,
+    the first two tasks of compute at once, and nothing known of memory."""
+    timeline = two_layers()
+    program = timeline.program
+    late = np.int64(7_000 * rank)
+    begin, end = timeline.begin + late, timeline.end + late
+    begin[program.index["layer1"]] = begin[program.index["norm"]] + 12_000
+    nothing = np.zeros(len(program), dtype=np.int64)
+    seen = replace(
+        timeline,
+        ready=np.minimum(timeline.ready + late, begin),
+        begin=begin,
+        end=end,
+        memory=MemoryProfile(nothing, nothing),
+        total_ns=int(timeline.total_ns + late),
+    )
+    return Track(f"rank {rank}", seen)
 
 
 def described() -> Program:

@@ -24,7 +24,9 @@ def text(tracks: list[Track], **more: Any) -> str:
 
 def plain(html: str) -> str:
     """What a reader reads, without its markup."""
-    body = html.split("<body>")[1].split('<script type="application/json"')[0]
+    body = (
+        html.replace("\u2212", "-").split("<body>")[1].split('<script type="application/json"')[0]
+    )
     return " ".join(re.sub(r"<[^>]*>", " ", body).split())
 
 

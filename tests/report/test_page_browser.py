@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from bench.synthetic import fsdp_step
 from tests.programs import random_order
 from tests.report.browser import Opened, open_page, start_browser
-from tests.report.pages import HOSTILE, bucket_tracks, hostile_page, two_tracks
+from tests.report.pages import HOSTILE, bucket_tracks, hostile_page, measured, two_tracks
 from undertow.program import Order, lower_bounds, simulate
 from undertow.report.page import Line, Track, write_page
 from undertow.report.plots import Plot, Series
@@ -318,6 +318,50 @@ def test_those_who_hear_the_page_get_names_and_tables(small: Opened) -> None:
     assert unnamed == 0
     page.click(".fold >> nth=0")
     assert page.locator(".fold").first.get_attribute("aria-expanded") == "false"
+
+
+def test_two_fingers_zoom_and_one_taps(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_page(path, two_tracks(), title="two layers")
+    opened = open_page(browser, path, has_touch=True)
+    page = opened.page
+    touch = page.context.new_cdp_session(page)
+    x, y = opened.place("layer1")
+
+    def fingers(kind: str, *places: float) -> None:
+        points = [{"x": at, "y": y, "id": i} for i, at in enumerate(places)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    whole = seen(opened)
+    fingers("touchStart", x - 40)
+    fingers("touchStart", x - 40, x + 40)
+    fingers("touchMove", x - 80, x + 80)
+    fingers("touchMove", x - 120, x + 120)
+    fingers("touchEnd")
+    near = seen(opened)
+    assert near[1] - near[0] < 0.6 * (whole[1] - whole[0])
+    page.touchscreen.tap(*opened.place("layer1"))
+    assert "layer1" in opened.card()
+    assert opened.complaints == []
+
+
+def test_measured_timelines_of_several_ranks_share_the_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Tasks of one lane may overlap when they were measured; memory and bound are not known."""
+    path = tmp_path / "page.html"
+    write_page(path, [measured(rank) for rank in range(3)], title="three ranks")
+    opened = open_page(browser, path)
+    assert opened.page.locator(".track").count() == 3
+    assert opened.state("return app.views[2].layout.rows.some((row) => row.kind === 'memory')") is (
+        False
+    )
+    assert "layer1" in opened.hover("layer1", 2)
+    assert "norm" in opened.hover("norm", 2)  # it ran while layer1 did
+    opened.page.mouse.click(*opened.place("layer2", 0))
+    opened.page.click("#card >> text=Show in rank 2")
+    assert opened.state("return app.selected.track.name") == "rank 2"
+    assert opened.complaints == []
 
 
 def test_fifty_thousand_tasks_load_and_move_smoothly(

@@ -103,11 +103,12 @@ class BlockPainter {
   /** Time that compute stands still: narrow pieces go into the columns, the others are returned. */
   narrowHeld(view, track, match) {
     const { held } = track;
+    const { from, to, scale } = view;
     const wide = [];
-    const last = firstAbove(held.begin, view.to, 0, held.begin.length);
-    for (let i = firstAbove(held.reach, view.from, 0, held.begin.length); i < last; i += 1) {
-      const x0 = view.x(held.begin[i]);
-      const x1 = view.x(held.end[i]);
+    const last = firstAbove(held.begin, to, 0, held.begin.length);
+    for (let i = firstAbove(held.reach, from, 0, held.begin.length); i < last; i += 1) {
+      const x0 = (held.begin[i] - from) * scale;
+      const x1 = (held.end[i] - from) * scale;
       const isDim = match !== null && match[held.row[i]] !== 1;
       if (x1 - x0 >= NARROW) wide.push(i);
       else this.columns.add(x0, x1, this.exposed + (isDim ? 1 : 0));
@@ -201,13 +202,14 @@ class BlockPainter {
   /** On a group's lane, a red line under the part of a collective that compute waits for. */
   underline(context, view, track, lane, top, height) {
     const { held } = track;
+    const { from, to, scale } = view;
     context.fillStyle = this.palette.exposed;
-    const last = firstAbove(held.begin, view.to, 0, held.begin.length);
-    for (let i = firstAbove(held.reach, view.from, 0, held.begin.length); i < last; i += 1) {
+    const last = firstAbove(held.begin, to, 0, held.begin.length);
+    for (let i = firstAbove(held.reach, from, 0, held.begin.length); i < last; i += 1) {
       const row = held.row[i];
       if (track.laneOf[row] !== lane.number) continue;
-      const x0 = view.x(Math.max(held.begin[i], track.begin[row]));
-      const x1 = view.x(Math.min(held.end[i], track.end[row]));
+      const x0 = (Math.max(held.begin[i], track.begin[row]) - from) * scale;
+      const x1 = (Math.min(held.end[i], track.end[row]) - from) * scale;
       if (x1 - x0 >= NARROW) context.fillRect(x0, top + height - 2, x1 - x0 - 0.5, 3);
     }
   }

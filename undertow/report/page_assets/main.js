@@ -36,7 +36,12 @@ class App {
     new ResizeObserver(() => this.resize()).observe(this.overview.canvas.parentElement);
     this.resize();
     this.draw(performance.now());
-    addEventListener("beforeprint", () => this.draw(performance.now(), true));
+    // The canvases keep their size on paper; a page as wide as the window is shrunk as a whole.
+    addEventListener("beforeprint", () => {
+      document.body.style.width = `${document.body.clientWidth}px`;
+      this.draw(performance.now(), true);
+    });
+    addEventListener("afterprint", () => { document.body.style.width = ""; });
   }
 
   restyle() {

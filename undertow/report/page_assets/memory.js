@@ -40,15 +40,17 @@ function highest(view, at, nbytes) {
     }
     return points;
   }
-  let pixel = Math.floor(view.x(at[first]));
+  const { from, scale } = view;
+  let pixel = Math.floor((at[first] - from) * scale);
   let most = nbytes[first];
   for (let i = first; i < last; i += 1) {
-    const here = Math.floor(view.x(at[i]));
+    const here = Math.floor((at[i] - from) * scale);
     if (here !== pixel) {
       points.push([pixel, most], [here, most]);
-      [pixel, most] = [here, nbytes[i - 1]];
+      pixel = here;
+      most = nbytes[i - 1];
     }
-    most = Math.max(most, nbytes[i]);
+    if (nbytes[i] > most) most = nbytes[i];
   }
   points.push([pixel, most]);
   return points;

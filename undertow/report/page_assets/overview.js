@@ -46,13 +46,15 @@ class Overview {
 
   drawStrip(context, whole, track, lane, top, height) {
     const { painter } = this.app;
+    const { from, scale } = whole;
+    const x = (ns) => (ns - from) * scale;
     painter.columns.reset(whole.width);
     for (let i = lane.first; i < lane.last; i += 1) {
-      painter.columns.add(whole.x(track.begin[i]), whole.x(track.end[i]), track.colour[i]);
+      painter.columns.add(x(track.begin[i]), x(track.end[i]), track.colour[i]);
     }
     const { held } = track;
     for (let i = 0; i < held.begin.length; i += 1) {
-      painter.columns.add(whole.x(held.begin[i]), whole.x(held.end[i]), painter.exposed);
+      painter.columns.add(x(held.begin[i]), x(held.end[i]), painter.exposed);
     }
     painter.columns.draw(context, top, height, painter.styles);
   }
