@@ -15,6 +15,7 @@ from bench.synthetic import fsdp_step
 from tests.programs import random_order
 from tests.report.browser import Opened, open_page, start_browser
 from tests.report.pages import HOSTILE, bucket_tracks, hostile_page, measured, two_tracks
+from tests.report.steps import run
 from undertow.program import Order, lower_bounds, simulate
 from undertow.report.page import Line, Track, write_page
 from undertow.report.plots import Plot, Series
@@ -288,6 +289,7 @@ def test_a_narrow_window_has_no_sideways_scroll(browser: Browser, tmp_path: Path
     box = opened.page.locator("#card").bounding_box()
     assert box is not None
     assert 0 <= box["x"] <= box["x"] + box["width"] <= 360
+    opened.settle()
     width = opened.state("return [app.views[0].canvas.width, app.view.width]")
     assert width[0] == width[1] * 3  # crisp
 
@@ -361,6 +363,31 @@ def test_measured_timelines_of_several_ranks_share_the_page(
     opened.page.mouse.click(*opened.place("layer2", 0))
     opened.page.click("#card >> text=Show in rank 2")
     assert opened.state("return app.selected.track.name") == "rank 2"
+    assert opened.complaints == []
+
+
+def test_an_empty_step_is_an_empty_page(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_page(path, [Track("captured", run(""))], title="nothing")
+    opened = open_page(browser, path)
+    opened.page.focus("#chart")
+    for key in ("Enter", "e", "+", "ArrowRight", "0"):
+        opened.page.keyboard.press(key)
+    opened.settle()
+    assert opened.complaints == []
+
+
+def test_tracks_out_of_sight_are_drawn_when_they_come_into_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    write_page(path, [measured(rank) for rank in range(16)], title="many ranks")
+    opened = open_page(browser, path)
+    opened.settle()
+    assert opened.state("return app.views.map((view) => view.canvas.width > 0)")[15] is False
+    opened.page.locator(".track canvas").nth(15).scroll_into_view_if_needed()
+    opened.page.wait_for_function("() => window.undertowPage.views[15].canvas.width > 0")
+    assert "layer2" in opened.hover("layer2", 15)
     assert opened.complaints == []
 
 

@@ -226,9 +226,8 @@ class BlockPainter {
     const { op } = data.describe(track, i);
     const members = track.buckets.get(i);
     const count = members ? ` ×${members.length}` : "";
-    const kind = op || name;
-    const short = `${SHORT_KINDS[op] ?? kind}${count}`;
-    return [`${kind}${count}  ${module || name}`, `${kind}${count}`, short];
+    if (!op) return [`${name}${count}  ${module}`.trimEnd(), `${name}${count}`];
+    return [`${op}${count}  ${module || name}`, `${op}${count}`, `${SHORT_KINDS[op] ?? op}${count}`];
   }
 
   /** The longest of `texts` that fits, or the beginning of the last. */

@@ -18,7 +18,7 @@ function taskFacts(data, track, row) {
   const seconds = took / 1e9;
   const what = [op, details].filter(Boolean).join(", ");
   if (what) lines.push(["what", what]);
-  lines.push(["on", `${lane.name}${lane.ranks ? `, ${lane.ranks} ranks` : ""}, from ${formatNs(track.begin[row])}`]);
+  lines.push(["on", `${lane.name}${lane.ranks ? `, ${lane.ranks} ranks` : ""}, from ${formatAt(track.begin[row])}`]);
   lines.push(["duration", `${formatNs(took)}, priced by ${source}`]);
   if (track.alone.has(row)) lines.push(["alone", `${formatNs(track.alone.get(row))} with nothing beside it`]);
   const speed = seconds > 0 && !collective ? `, ${formatRate(nbytes / seconds)}B/s` : "";
@@ -81,14 +81,14 @@ class Card {
     const share = track.peak ? formatShare(memory, track.peak) : "";
     this.box.replaceChildren(
       element("h4", { text: formatBytes(memory) }),
-      element("div", { className: "module", text: `live at ${formatNs(ns)}, ${share} of the peak` }),
+      element("div", { className: "module", text: `live at ${formatAt(ns)}, ${share} of the peak` }),
     );
   }
 
   fillBand({ name, begin, end }) {
     this.box.replaceChildren(
       element("h4", { text: name }),
-      element("div", { className: "module", text: `${formatNs(end - begin)}, from ${formatNs(begin)}` }),
+      element("div", { className: "module", text: `${formatNs(end - begin)}, from ${formatAt(begin)}` }),
     );
   }
 

@@ -13,6 +13,11 @@ function formatNs(ns) {
   return `${sign}${Math.round(value)} ns`;
 }
 
+/** A point in time: always in ms, as on the axis, and to the microsecond. */
+function formatAt(ns) {
+  return `${(ns / 1e6).toFixed(3)} ms`;
+}
+
 function formatBytes(nbytes) {
   let size = Math.abs(nbytes);
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -58,7 +58,6 @@ class App {
     this.ratio = devicePixelRatio;
     this.view.width = width;
     this.overview.resize(width);
-    for (const trackView of this.views) trackView.resize(width);
     this.invalidate();
   }
 

@@ -11,16 +11,17 @@ class TrackView {
     this.context = this.canvas.getContext("2d", { alpha: false });
     this.bands = moduleBands(track, app.data);
     this.layout = layOut(track, this.bands);
-    this.isSeen = true;
     labelRows(element.querySelector(".gutter"), track, this.layout);
     this.canvas.style.height = `${this.layout.height}px`;
     element.querySelector(".gutter").style.height = `${this.layout.height}px`;
     this.button = element.querySelector(".fold");
     this.button.addEventListener("click", () => this.fold(!this.body.hidden));
+    this.isSeen = this.canvas.getBoundingClientRect().top < innerHeight;
     new IntersectionObserver(([entry]) => {
       this.isSeen = entry.isIntersecting;
       if (this.isSeen) app.invalidate();
-    }, { rootMargin: "100px" }).observe(this.canvas);
+      else this.canvas.width = 0; // pixels of sixty tracks would be much memory
+    }, { rootMargin: "200px" }).observe(this.canvas);
   }
 
   fold(isFolded) {
@@ -29,14 +30,19 @@ class TrackView {
     this.app.invalidate();
   }
 
-  resize(width) {
-    this.canvas.width = Math.round(width * devicePixelRatio);
-    this.canvas.height = Math.round(this.layout.height * devicePixelRatio);
+  /** As many pixels as the screen has; setting them anew would clear the canvas for nothing. */
+  resize() {
+    const width = Math.round(this.app.view.width * devicePixelRatio);
+    const height = Math.round(this.layout.height * devicePixelRatio);
+    if (this.canvas.width === width && this.canvas.height === height) return;
+    this.canvas.width = width;
+    this.canvas.height = height;
   }
 
   draw() {
     const { app, context, track } = this;
     const { view, palette, painter } = app;
+    this.resize();
     context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
     context.fillStyle = palette.paper;
     context.fillRect(0, 0, view.width, this.layout.height);
