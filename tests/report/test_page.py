@@ -88,6 +88,11 @@ def test_texts_from_outside_are_escaped() -> None:
     assert any(HOSTILE in string for string in json.loads(data[1])["strings"])
 
 
+def test_a_name_that_is_no_text_does_not_cost_the_page(tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", two_tracks(), title="half a pair: \ud800")
+    assert "half a pair: ?" in (tmp_path / "page.html").read_text()
+
+
 def test_the_legend_shows_what_is_there() -> None:
     html = text(two_tracks())
     assert 'class="swatch collective"' in html

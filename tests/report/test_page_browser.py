@@ -64,7 +64,7 @@ def test_hovering_exposed_time_shows_the_collective(small: Opened) -> None:
     x, y = small.place("layer1")
     left, _ = small.place("gather1")  # half of it is after 20 us, when compute stands still
     small.page.mouse.move(left + 10, y)
-    assert "gather1" in small.card()
+    assert small.card().startswith("compute waits 40 us for\ngather1")
     assert x > left
 
 

@@ -37,6 +37,8 @@ _SCRIPTS = (
     "search", "tables", "input", "main",
 )  # fmt: skip
 
+_STYLES = ("page", "chart", "card", "tables", "plots", "narrow", "print")
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -118,7 +120,7 @@ def page(
     data = {"tracks": [encoder.track(t, s) for t, s in zip(tracks, summaries, strict=True)]}
     shown = list(zip(tracks, summaries, strict=True))
     script, style = _script(), _style()
-    return _environment().get_template("page.html.j2").render(
+    text = _environment().get_template("page.html.j2").render(
         title=title,
         subtitle=subtitle,
         policy=_policy(script, style),
@@ -134,6 +136,8 @@ def page(
         notes=[*dict.fromkeys([*(f"{t.name}: {t.note}" for t in tracks if t.note), *notes])],
         version=metadata.version("undertow"),
     )  # fmt: skip
+    # Half a surrogate pair in a name has no UTF-8; the page is not lost for it.
+    return text.encode("utf-8", "replace").decode()
 
 
 def _summary(track: Track) -> Summary:
@@ -169,7 +173,8 @@ def _style() -> str:
     by_choice = dark.replace(":root", ':root[data-theme="dark"]')
     by_system = dark.replace(":root", ':root:not([data-theme="light"])')
     by_system = f"@media screen and (prefers-color-scheme: dark) {{\n{by_system}}}\n"
-    return _read("page.css") + by_choice + by_system
+    rest = [_read(f"{name}.css") for name in _STYLES]
+    return "\n".join([_read("colours.css"), by_choice, by_system, *rest])
 
 
 def _policy(script: str, style: str) -> str:
@@ -187,8 +192,8 @@ def _hash(text: str) -> str:
 
 def _json(data: Any) -> Markup:
     """JSON that no HTML parser takes for markup: without a `<`, nothing can end the script."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
+    text = json.dumps(data, separators=(",", ":"))
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 

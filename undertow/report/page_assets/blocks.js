@@ -5,7 +5,11 @@ const COLUMN = 2; // px
 const NARROW = 2.5; // px
 const LABEL_LEAST = 22; // px
 const SHORT_KINDS = {
-  all_gather: "AG", reduce_scatter: "RS", all_reduce: "AR", all_to_all: "A2A", broadcast: "BC",
+  all_gather: "AG",
+  reduce_scatter: "RS",
+  all_reduce: "AR",
+  all_to_all: "A2A",
+  broadcast: "BC",
 };
 
 /** Per column, how many px of it each class takes. */
@@ -79,7 +83,8 @@ class BlockPainter {
     this.widths.clear();
   }
 
-  /** `match` marks the rows that were searched for, or is null; `open` the buckets shown as members. */
+  /** `match` marks the rows that were searched for, or is null; `open` has the buckets that are
+   *  shown as their members. */
   lane(context, view, track, row, { match, open }) {
     const { lane, top, height } = row;
     const { from, to, scale, width } = view;
@@ -227,7 +232,11 @@ class BlockPainter {
     const members = track.buckets.get(i);
     const count = members ? ` ×${members.length}` : "";
     if (!op) return [`${name}${count}  ${module}`.trimEnd(), `${name}${count}`];
-    return [`${op}${count}  ${module || name}`, `${op}${count}`, `${SHORT_KINDS[op] ?? op}${count}`];
+    return [
+      `${op}${count}  ${module || name}`,
+      `${op}${count}`,
+      `${SHORT_KINDS[op] ?? op}${count}`,
+    ];
   }
 
   /** The longest of `texts` that fits, or the beginning of the last. */

@@ -18,9 +18,13 @@ function taskFacts(data, track, row) {
   const seconds = took / 1e9;
   const what = [op, details].filter(Boolean).join(", ");
   if (what) lines.push(["what", what]);
-  lines.push(["on", `${lane.name}${lane.ranks ? `, ${lane.ranks} ranks` : ""}, from ${formatAt(track.begin[row])}`]);
+  lines.push([
+    "on",
+    `${lane.name}${lane.ranks ? `, ${lane.ranks} ranks` : ""}, from ${formatAt(track.begin[row])}`,
+  ]);
   lines.push(["duration", `${formatNs(took)}, priced by ${source}`]);
-  if (track.alone.has(row)) lines.push(["alone", `${formatNs(track.alone.get(row))} with nothing beside it`]);
+  if (track.alone.has(row))
+    lines.push(["alone", `${formatNs(track.alone.get(row))} with nothing beside it`]);
   const speed = seconds > 0 && !collective ? `, ${formatRate(nbytes / seconds)}B/s` : "";
   if (nbytes >= 0 && collective) lines.push(["bytes", `${formatBytes(nbytes)} in on each rank`]);
   else if (nbytes > 0) lines.push(["bytes", `${formatBytes(nbytes)}${speed}`]);
@@ -67,7 +71,7 @@ class Card {
     this.box.classList.remove("pinned");
   }
 
-  /** `target` as `TrackView.hit` gives it; `place` in px of the page; `isPinned` if it was selected. */
+  /** `target` as `TrackView.hit` gives it; `place` in px of the page; `isPinned` if selected. */
   show(target, place, isPinned) {
     if (target.band) this.fillBand(target.band);
     else if (target.row < 0) this.fillMemory(target);
@@ -81,24 +85,38 @@ class Card {
     const share = track.peak ? formatShare(memory, track.peak) : "";
     this.box.replaceChildren(
       element("h4", { text: formatBytes(memory) }),
-      element("div", { className: "module", text: `live at ${formatAt(ns)}, ${share} of the peak` }),
+      element("div", {
+        className: "module",
+        text: `live at ${formatAt(ns)}, ${share} of the peak`,
+      }),
     );
   }
 
   fillBand({ name, begin, end }) {
     this.box.replaceChildren(
       element("h4", { text: name }),
-      element("div", { className: "module", text: `${formatNs(end - begin)}, from ${formatAt(begin)}` }),
+      element("div", {
+        className: "module",
+        text: `${formatNs(end - begin)}, from ${formatAt(begin)}`,
+      }),
     );
   }
 
   fill(facts, target) {
-    const swatch = element("span", { className: `swatch ${this.app.data.colours[facts.colour].name}` });
+    const swatch = element("span", {
+      className: `swatch ${this.app.data.colours[facts.colour].name}`,
+    });
     const list = element("dl");
     for (const [name, value] of facts.lines) {
       list.append(element("dt", { text: name }), element("dd", { text: value }));
     }
-    this.box.replaceChildren(element("h4", {}, swatch, element("span", { text: facts.name })));
+    this.box.replaceChildren();
+    if (target.held !== undefined) {
+      const { begin, end } = target.track.held;
+      const waited = formatNs(end[target.held] - begin[target.held]);
+      this.box.append(element("div", { className: "bad", text: `compute waits ${waited} for` }));
+    }
+    this.box.append(element("h4", {}, swatch, element("span", { text: facts.name })));
     if (facts.module) this.box.append(element("div", { className: "module", text: facts.module }));
     this.box.append(list);
     if (facts.isCollective && facts.took > 0) this.box.append(this.bar(facts));
@@ -123,12 +141,22 @@ class Card {
   members(facts, target) {
     const isOpen = this.app.isOpen(target);
     if (!isOpen) {
-      return element("p", { className: "why", text: `A bucket of ${facts.members.length} collectives that run as one.` });
+      return element("p", {
+        className: "why",
+        text: `A bucket of ${facts.members.length} collectives that run as one.`,
+      });
     }
     const list = element("ul", { className: "members" });
     for (const { name, module, nbytes } of facts.members) {
       const size = nbytes >= 0 ? formatBytes(nbytes) : "";
-      list.append(element("li", {}, element("span", { text: module || name }), element("span", { text: size })));
+      list.append(
+        element(
+          "li",
+          {},
+          element("span", { text: module || name }),
+          element("span", { text: size }),
+        ),
+      );
     }
     list.tabIndex = 0;
     list.setAttribute("aria-label", `${facts.members.length} members`);
@@ -147,13 +175,16 @@ class Card {
     };
     if (facts.members.length) {
       const isOpen = app.isOpen(target);
-      const button = add(isOpen ? "Close the bucket" : "Open the bucket", () => app.toggleBucket(target));
+      const button = add(isOpen ? "Close the bucket" : "Open the bucket", () =>
+        app.toggleBucket(target),
+      );
       button.setAttribute("aria-expanded", String(isOpen));
     }
     add("Zoom to it", () => app.select(target, { close: true }));
     for (const track of app.data.tracks) {
       const twin = track === target.track ? -1 : app.twin(target, track);
-      if (twin >= 0) add(`Show in ${track.name}`, () => app.select({ track, row: twin }, { scroll: true }));
+      if (twin >= 0)
+        add(`Show in ${track.name}`, () => app.select({ track, row: twin }, { scroll: true }));
     }
     return links;
   }
@@ -189,6 +220,7 @@ class Card {
     const lines = facts.lines.map(([name, value]) => `${name}: ${value}`);
     const members = facts.members.length ? `A bucket of ${facts.members.length} collectives.` : "";
     this.live.textContent = [track.name, facts.name, facts.module, ...lines, facts.why, members]
-      .filter(Boolean).join(". ");
+      .filter(Boolean)
+      .join(". ");
   }
 }

@@ -46,13 +46,23 @@ function decodeTrack(raw, tables, index) {
     first += lane.count;
   });
   const { row, queued, waited, exposed, why } = raw.collectives;
-  row.forEach((r, i) => track.collective.set(r, {
-    queued: queued[i], waited: waited[i], exposed: exposed[i], why: why[i],
-  }));
+  row.forEach((r, i) =>
+    track.collective.set(r, {
+      queued: queued[i],
+      waited: waited[i],
+      exposed: exposed[i],
+      why: why[i],
+    }),
+  );
   for (const [r, members] of raw.buckets) {
-    track.buckets.set(r, members.map(([base, number, module, nbytes]) => ({
-      name: nameOf(tables.strings, base, number), module: tables.strings[module], nbytes,
-    })));
+    track.buckets.set(
+      r,
+      members.map(([base, number, module, nbytes]) => ({
+        name: nameOf(tables.strings, base, number),
+        module: tables.strings[module],
+        nbytes,
+      })),
+    );
   }
   return track;
 }
@@ -75,7 +85,9 @@ function decodeHeld(raw) {
   const begin = running(raw.begin);
   const end = begin.map((at, i) => at + raw.ns[i]);
   const reach = new Float64Array(end.length);
-  end.forEach((at, i) => { reach[i] = Math.max(at, i ? reach[i - 1] : 0); });
+  end.forEach((at, i) => {
+    reach[i] = Math.max(at, i ? reach[i - 1] : 0);
+  });
   return { begin, end, reach, row: raw.row };
 }
 
@@ -96,7 +108,14 @@ function decode(raw) {
     module: (track, row) => strings[track.module[row]],
     describe(track, row) {
       const [colour, source, op, details, nbytes, flops] = descriptions[track.description[row]];
-      return { colour, source: strings[source], op: strings[op], details: strings[details], nbytes, flops };
+      return {
+        colour,
+        source: strings[source],
+        op: strings[op],
+        details: strings[details],
+        nbytes,
+        flops,
+      };
     },
   };
 }

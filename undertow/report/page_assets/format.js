@@ -7,7 +7,11 @@ function figures(value) {
 function formatNs(ns) {
   const sign = ns < 0 ? "-" : "";
   const value = Math.abs(ns);
-  for (const [unit, scale] of [["s", 1e9], ["ms", 1e6], ["us", 1e3]]) {
+  for (const [unit, scale] of [
+    ["s", 1e9],
+    ["ms", 1e6],
+    ["us", 1e3],
+  ]) {
     if (value >= scale) return `${sign}${figures(value / scale)} ${unit}`;
   }
   return `${sign}${Math.round(value)} ns`;
@@ -31,7 +35,13 @@ function formatBytes(nbytes) {
 
 /** A number with a decimal prefix: 68.7 G. */
 function formatRate(value) {
-  for (const [prefix, scale] of [["P", 1e15], ["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+  for (const [prefix, scale] of [
+    ["P", 1e15],
+    ["T", 1e12],
+    ["G", 1e9],
+    ["M", 1e6],
+    ["k", 1e3],
+  ]) {
     if (value >= scale) return `${figures(value / scale)} ${prefix}`;
   }
   return `${figures(value)} `;

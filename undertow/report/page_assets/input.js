@@ -18,7 +18,14 @@ function startPointer(app, trackView) {
     canvas.setPointerCapture(event.pointerId);
     const point = offset(event, canvas);
     fingers.set(event.pointerId, point);
-    drag = { ...point, from: app.view.goal[0], to: app.view.goal[1], moved: false, range: event.shiftKey, apart: spread(fingers) };
+    drag = {
+      ...point,
+      from: app.view.goal[0],
+      to: app.view.goal[1],
+      moved: false,
+      range: event.shiftKey,
+      apart: spread(fingers),
+    };
     app.chart.focus({ preventScroll: true });
     event.preventDefault();
   });
@@ -115,22 +122,26 @@ function startOverviewPointer(app) {
 }
 
 function startWheel(app) {
-  app.chart.addEventListener("wheel", (event) => {
-    const { view } = app;
-    const unit = event.deltaMode === 1 ? 16 : 1; // lines or px
-    const isZoom = event.ctrlKey || event.metaKey || event.altKey;
-    const sideways = event.shiftKey && !event.deltaX ? event.deltaY : event.deltaX;
-    if (isZoom) {
-      const { x } = offset(event, app.overview.axis);
-      const factor = Math.exp(Math.min(Math.max(event.deltaY * unit, -120), 120) * 0.0035);
-      view.zoom(factor, view.at(x));
-    } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
-      view.pan((sideways * unit) / view.scale);
-    } else {
-      return; // the page scrolls
-    }
-    event.preventDefault();
-  }, { passive: false });
+  app.chart.addEventListener(
+    "wheel",
+    (event) => {
+      const { view } = app;
+      const unit = event.deltaMode === 1 ? 16 : 1; // lines or px
+      const isZoom = event.ctrlKey || event.metaKey || event.altKey;
+      const sideways = event.shiftKey && !event.deltaX ? event.deltaY : event.deltaX;
+      if (isZoom) {
+        const { x } = offset(event, app.overview.axis);
+        const factor = Math.exp(Math.min(Math.max(event.deltaY * unit, -120), 120) * 0.0035);
+        view.zoom(factor, view.at(x));
+      } else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) {
+        view.pan((sideways * unit) / view.scale);
+      } else {
+        return; // the page scrolls
+      }
+      event.preventDefault();
+    },
+    { passive: false },
+  );
 }
 
 function startKeys(app) {
@@ -139,7 +150,8 @@ function startKeys(app) {
     if (chartKey(app, event)) event.preventDefault();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey)
+      return;
     if (event.key === "/") {
       app.search.input.focus();
       app.search.input.select();

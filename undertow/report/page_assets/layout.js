@@ -64,7 +64,8 @@ function moduleBands(track, data) {
   const bands = [];
   const prefixes = new Map();
   const prefixOf = (index) => {
-    if (!prefixes.has(index)) prefixes.set(index, data.strings[index].split(".").slice(0, 2).join("."));
+    if (!prefixes.has(index))
+      prefixes.set(index, data.strings[index].split(".").slice(0, 2).join("."));
     return prefixes.get(index);
   };
   for (let row = compute?.first ?? 0; row < (compute?.last ?? 0); row += 1) {
@@ -85,7 +86,8 @@ function smoothed(bands) {
     kept.push({ ...band });
     while (kept.length >= 3) {
       const [before, inside, after] = kept.slice(-3);
-      const isReturn = before.name === after.name && length(inside) <= length(before) + length(after);
+      const isReturn =
+        before.name === after.name && length(inside) <= length(before) + length(after);
       const isSliver = length(inside) * 12 < Math.max(length(before), length(after));
       if (!isReturn && !isSliver) break;
       kept.length -= 2;

@@ -41,7 +41,9 @@ class App {
       document.body.style.width = `${document.body.clientWidth}px`;
       this.draw(performance.now(), true);
     });
-    addEventListener("afterprint", () => { document.body.style.width = ""; });
+    addEventListener("afterprint", () => {
+      document.body.style.width = "";
+    });
   }
 
   restyle() {
@@ -87,11 +89,16 @@ class App {
   // -- what is selected, what is under the pointer ------------------------------------------------
 
   setHover(target, place = null, canvas = null) {
-    const isSame = this.hover && target && this.hover.track === target.track && this.hover.row === target.row;
+    const isSame =
+      this.hover && target && this.hover.track === target.track && this.hover.row === target.row;
     if (!isSame) this.invalidate();
     this.hover = target;
     canvas?.classList.toggle("over", Boolean(target && target.row >= 0));
-    const isSelected = this.selected && target && this.selected.track === target.track && this.selected.row === target.row;
+    const isSelected =
+      this.selected &&
+      target &&
+      this.selected.track === target.track &&
+      this.selected.row === target.row;
     if (target && !isSelected) this.card.show(target, place, false);
     else if (!this.selected) this.card.hide();
     else if (!this.card.isPinned) this.showPinned(); // not anew: its buttons would lose the focus
@@ -193,14 +200,16 @@ class App {
       if (this.selected.track.buckets.has(this.selected.row)) this.toggleBucket(this.selected);
       return;
     }
-    const trackView = this.views.find((candidate) => candidate.isSeen && !candidate.body.hidden) ?? this.views[0];
+    const trackView =
+      this.views.find((candidate) => candidate.isSeen && !candidate.body.hidden) ?? this.views[0];
     const lane = trackView.track.lanes.find((candidate) => candidate.count);
     if (lane) this.selectNear(trackView.track, lane, (this.view.goal[0] + this.view.goal[1]) / 2);
   }
 
   selectNear(track, lane, ns) {
     const row = nearest(track.begin, track.end, track.reach, ns, Infinity, lane.first, lane.last);
-    const next = row >= 0 ? row : Math.min(firstAbove(track.begin, ns, lane.first, lane.last), lane.last - 1);
+    const next =
+      row >= 0 ? row : Math.min(firstAbove(track.begin, ns, lane.first, lane.last), lane.last - 1);
     this.select({ track, row: next });
   }
 
@@ -209,17 +218,22 @@ class App {
     const lane = track.lanes[track.laneOf[row]];
     let next = row + by;
     // Tasks of no duration cannot be seen; search finds them.
-    while (next >= lane.first && next < lane.last && track.end[next] === track.begin[next]) next += by;
+    while (next >= lane.first && next < lane.last && track.end[next] === track.begin[next])
+      next += by;
     if (next >= lane.first && next < lane.last) this.select({ track, row: next });
   }
 
   /** To the lane above or below, of the next track after the last. */
   stepLane(by) {
-    const lanes = this.views.flatMap((trackView) => trackView.layout.rows
-      .filter((row) => row.kind === "lane" && row.lane.count)
-      .map((row) => ({ track: trackView.track, lane: row.lane })));
+    const lanes = this.views.flatMap((trackView) =>
+      trackView.layout.rows
+        .filter((row) => row.kind === "lane" && row.lane.count)
+        .map((row) => ({ track: trackView.track, lane: row.lane })),
+    );
     const { track, row } = this.selected;
-    const at = lanes.findIndex((entry) => entry.track === track && entry.lane.number === track.laneOf[row]);
+    const at = lanes.findIndex(
+      (entry) => entry.track === track && entry.lane.number === track.laneOf[row],
+    );
     const next = lanes[at + by];
     if (next) this.selectNear(next.track, next.lane, (track.begin[row] + track.end[row]) / 2);
   }

@@ -22,7 +22,9 @@ function drawMemory(context, view, track, row, most, palette) {
   context.strokeStyle = palette.memory;
   context.lineWidth = 1.25;
   context.beginPath();
-  columns.forEach(([x, value], i) => (i ? context.lineTo(x, y(value)) : context.moveTo(x, y(value))));
+  columns.forEach(([x, value], i) =>
+    i ? context.lineTo(x, y(value)) : context.moveTo(x, y(value)),
+  );
   context.stroke();
   context.fillStyle = palette.rule;
   context.fillRect(0, bottom, view.width, 1);

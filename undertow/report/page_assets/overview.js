@@ -16,7 +16,11 @@ class Overview {
   }
 
   resize(width) {
-    for (const [canvas, height] of [[this.canvas, OVERVIEW_HEIGHT], [this.axis, AXIS_HEIGHT], [this.base, OVERVIEW_HEIGHT]]) {
+    for (const [canvas, height] of [
+      [this.canvas, OVERVIEW_HEIGHT],
+      [this.axis, AXIS_HEIGHT],
+      [this.base, OVERVIEW_HEIGHT],
+    ]) {
       canvas.width = Math.round(width * devicePixelRatio);
       canvas.height = Math.round(height * devicePixelRatio);
     }
@@ -85,7 +89,12 @@ class Overview {
     context.globalAlpha = 1;
     context.strokeStyle = palette.soft;
     context.lineWidth = 1;
-    context.strokeRect(Math.max(x0, 0) + 0.5, 1.5, Math.min(x1, view.width) - Math.max(x0, 0) - 1, OVERVIEW_HEIGHT - 3);
+    context.strokeRect(
+      Math.max(x0, 0) + 0.5,
+      1.5,
+      Math.min(x1, view.width) - Math.max(x0, 0) - 1,
+      OVERVIEW_HEIGHT - 3,
+    );
     this.drawAxis();
   }
 

@@ -51,7 +51,8 @@ class Search {
       return;
     }
     this.texts ??= app.data.tracks.map((track) =>
-      Array.from({ length: track.count }, (_, row) => this.textOf(track, row)));
+      Array.from({ length: track.count }, (_, row) => this.textOf(track, row)),
+    );
     const match = app.data.tracks.map((track) => new Uint8Array(track.count));
     app.data.tracks.forEach((track, number) => {
       const texts = this.texts[number];

@@ -14,7 +14,15 @@ function buildExposedTables(app) {
       continue;
     }
     const body = element("tbody");
-    const head = element("thead", {}, element("tr", {}, ...["collective", "group", ">duration", ">exposed", ">of step", "why"].map(headCell)));
+    const head = element(
+      "thead",
+      {},
+      element(
+        "tr",
+        {},
+        ...["collective", "group", ">duration", ">exposed", ">of step", "why"].map(headCell),
+      ),
+    );
     host.append(element("div", { className: "scroll" }, element("table", {}, head, body)));
     addRows(app, track, body, rows.slice(0, FIRST_ROWS));
     if (rows.length > FIRST_ROWS) host.append(moreButton(app, track, body, rows));
@@ -26,7 +34,10 @@ function tableTitle(track) {
 }
 
 function headCell(name) {
-  const cell = element("th", { text: name.replace(">", ""), className: name.startsWith(">") ? "number" : "" });
+  const cell = element("th", {
+    text: name.replace(">", ""),
+    className: name.startsWith(">") ? "number" : "",
+  });
   cell.scope = "col";
   return cell;
 }
@@ -52,14 +63,18 @@ function addRows(app, track, body, rows) {
     const members = track.buckets.get(row);
     const more = [module, members ? `bucket of ${members.length}` : ""].filter(Boolean).join(", ");
     if (more) name.append(element("span", { className: "module", text: more }));
-    body.append(element("tr", {},
-      name,
-      element("td", { text: track.lanes[track.laneOf[row]].name }),
-      element("td", { className: "number", text: formatNs(track.end[row] - track.begin[row]) }),
-      element("td", { className: "number", text: formatNs(facts.exposed) }),
-      element("td", { className: "number", text: formatShare(facts.exposed, track.total) }),
-      element("td", { className: "why", text: facts.why >= 0 ? data.strings[facts.why] : "" }),
-    ));
+    body.append(
+      element(
+        "tr",
+        {},
+        name,
+        element("td", { text: track.lanes[track.laneOf[row]].name }),
+        element("td", { className: "number", text: formatNs(track.end[row] - track.begin[row]) }),
+        element("td", { className: "number", text: formatNs(facts.exposed) }),
+        element("td", { className: "number", text: formatShare(facts.exposed, track.total) }),
+        element("td", { className: "why", text: facts.why >= 0 ? data.strings[facts.why] : "" }),
+      ),
+    );
   }
 }
 
@@ -67,12 +82,21 @@ function moreButton(app, track, body, rows) {
   const rest = rows.slice(FIRST_ROWS, MOST_ROWS);
   const sum = rows.slice(FIRST_ROWS).reduce((ns, row) => ns + track.collective.get(row).exposed, 0);
   const count = rows.length - FIRST_ROWS;
-  const button = element("button", { className: "more", text: `${count.toLocaleString("en")} more, ${formatNs(sum)} exposed` });
+  const button = element("button", {
+    className: "more",
+    text: `${count.toLocaleString("en")} more, ${formatNs(sum)} exposed`,
+  });
   button.type = "button";
   button.addEventListener("click", () => {
     addRows(app, track, body, rest);
     const left = rows.length - MOST_ROWS;
-    if (left > 0) button.replaceWith(element("p", { className: "note", text: `and ${left.toLocaleString("en")} more; search finds each` }));
+    if (left > 0)
+      button.replaceWith(
+        element("p", {
+          className: "note",
+          text: `and ${left.toLocaleString("en")} more; search finds each`,
+        }),
+      );
     else button.remove();
   });
   return button;

@@ -40,12 +40,26 @@ function startTheme(onChange) {
   apply(theme);
 }
 
-/** Colours as the style sheet has them now. Classes: `fill[i]`, and `dim[i]` for what does not match. */
+/** Colours as the style sheet has them now: `fill[i]`, and `dim[i]` for what does not match. */
 function readPalette(colours) {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
-  const names = ["paper", "panel", "ink", "soft", "rule", "grid", "accent", "exposed", "exposed-paper",
-    "bound", "band-a", "band-b", "memory", "memory-paper"];
+  const names = [
+    "paper",
+    "panel",
+    "ink",
+    "soft",
+    "rule",
+    "grid",
+    "accent",
+    "exposed",
+    "exposed-paper",
+    "bound",
+    "band-a",
+    "band-b",
+    "memory",
+    "memory-paper",
+  ];
   const palette = Object.fromEntries(names.map((name) => [name, read(name)]));
   palette.fill = colours.map((colour) => read(colour.name));
   palette.dim = palette.fill.map((colour) => mix(colour, palette.paper, 0.8));
@@ -53,8 +67,7 @@ function readPalette(colours) {
   palette.exposedFar = mix(palette.exposed, palette["exposed-paper"], 0.42);
   palette.dimExposed = mix(palette.exposed, palette.paper, 0.8);
   // Whichever of the two contrasts more.
-  palette.inkOn = palette.fill.map((colour) =>
-    lightness(colour) > 0.21 ? "#14202e" : "#ffffff");
+  palette.inkOn = palette.fill.map((colour) => (lightness(colour) > 0.21 ? "#14202e" : "#ffffff"));
   palette.hatch = hatch(palette);
   palette.font = style.fontFamily || "sans-serif";
   return palette;

@@ -17,11 +17,14 @@ class TrackView {
     this.button = element.querySelector(".fold");
     this.button.addEventListener("click", () => this.fold(!this.body.hidden));
     this.isSeen = this.canvas.getBoundingClientRect().top < innerHeight;
-    new IntersectionObserver(([entry]) => {
-      this.isSeen = entry.isIntersecting;
-      if (this.isSeen) app.invalidate();
-      else this.canvas.width = 0; // pixels of sixty tracks would be much memory
-    }, { rootMargin: "200px" }).observe(this.canvas);
+    new IntersectionObserver(
+      ([entry]) => {
+        this.isSeen = entry.isIntersecting;
+        if (this.isSeen) app.invalidate();
+        else this.canvas.width = 0; // pixels of sixty tracks would be much memory
+      },
+      { rootMargin: "200px" },
+    ).observe(this.canvas);
   }
 
   fold(isFolded) {
@@ -89,7 +92,8 @@ class TrackView {
       context.fillRect(x0, row.top, x1 - x0, row.height);
       context.fillStyle = palette.soft;
       const short = band.name.split(".").at(-1);
-      if (x1 - x0 > 12) painter.label(context, [band.name, short], x0 - 2, x1 - x0 + 4, row.top, row.height);
+      if (x1 - x0 > 12)
+        painter.label(context, [band.name, short], x0 - 2, x1 - x0 + 4, row.top, row.height);
     });
   }
 
@@ -101,7 +105,12 @@ class TrackView {
     const end = view.x(track.total);
     const names = [[end, palette.soft, [], `step ${formatNs(track.total)}`]];
     if (track.bound !== null) {
-      names.push([view.x(track.bound), palette.bound, [4, 3], `lower bound ${formatNs(track.bound)}`]);
+      names.push([
+        view.x(track.bound),
+        palette.bound,
+        [4, 3],
+        `lower bound ${formatNs(track.bound)}`,
+      ]);
     }
     let taken = Infinity; // x from which on there is a name
     for (const [x, colour, dash, text] of names) {
@@ -156,7 +165,7 @@ class TrackView {
     context.setLineDash([]);
   }
 
-  /** Of a selected collective: from where it is started on the compute lane to where it is waited for. */
+  /** From where a collective is started on the compute lane to where it is waited for. */
   drawJourney(row) {
     const { view, palette } = this.app;
     const { context, track } = this;
@@ -173,7 +182,14 @@ class TrackView {
     for (const [there, here] of path) {
       context.beginPath();
       context.moveTo(view.x(there), base);
-      context.bezierCurveTo(view.x(there), base + 8, view.x(here), place.top - 8, view.x(here), place.top);
+      context.bezierCurveTo(
+        view.x(there),
+        base + 8,
+        view.x(here),
+        place.top - 8,
+        view.x(here),
+        place.top,
+      );
       context.stroke();
       context.beginPath();
       context.arc(view.x(there), base, 3, 0, 7);
@@ -204,7 +220,9 @@ class TrackView {
       return band ? { track, row: -1, band } : null;
     }
     if (place.kind === "memory") {
-      return ns >= 0 && ns <= track.total ? { track, row: -1, memory: memoryAt(track, ns), ns } : null;
+      return ns >= 0 && ns <= track.total
+        ? { track, row: -1, memory: memoryAt(track, ns), ns }
+        : null;
     }
     const near = NEAR / view.scale;
     const { lane } = place;
@@ -225,7 +243,9 @@ function nearest(begin, end, reach, at, near, first, last) {
   const stop = firstAbove(begin, at + near, first, last);
   for (let i = firstAbove(reach, at - near, first, last); i < stop; i += 1) {
     const apart = Math.max(begin[i] - at, at - end[i], 0);
-    const isBetter = apart < distance || (apart === distance && best >= 0 && end[i] - begin[i] > end[best] - begin[best]);
+    const isBetter =
+      apart < distance ||
+      (apart === distance && best >= 0 && end[i] - begin[i] > end[best] - begin[best]);
     if (isBetter || (best < 0 && apart <= distance)) {
       best = i;
       distance = apart;
