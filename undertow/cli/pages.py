@@ -39,7 +39,22 @@ def write_plan_page(path: Path, step: PlannedStep, plots: Sequence[Plot] = ()) -
         plan_tracks(step),
         title=f"{step.program.name} on {step.cluster.name}",
         subtitle=f"{settings.parallel}: {mesh}; {what}; predicted",
-        figures=[(name, str(value), note) for name, value, note in figures(step)],
+        figures=_figures(step),
         plots=plots,
         notes=[*step.captured.notes, *step.assumptions],
     )
+
+
+def _figures(step: PlannedStep) -> list[tuple[str, str, str]]:
+    """The report's own, which are of the captured step, and those that planning changes."""
+    found = [(name, str(value), note) for name, value, note in figures(step)]
+    if step.solution is None:
+        return found
+    gain = step.timeline.total_ns / max(step.solution.timeline.total_ns, 1)
+    seconds = step.solution.timeline.total_ns / 1e9
+    each = step.captured.tokens / seconds / step.settings.ranks if seconds else 0.0
+    return [
+        *found,
+        ("planned: model flops utilisation", f"{step.utilisation * gain:.1%}", ""),
+        ("planned: tokens per second and rank", f"{each:,.0f}", ""),
+    ]

@@ -70,30 +70,36 @@ function moduleBands(track, data) {
   };
   for (let row = compute?.first ?? 0; row < (compute?.last ?? 0); row += 1) {
     const name = prefixOf(track.module[row]);
-    if (!name || track.end[row] === track.begin[row]) continue;
+    const [begin, end] = [track.begin[row], track.end[row]];
+    if (!name || end === begin) continue;
     const last = bands.at(-1);
-    if (last && last.name === name) last.end = Math.max(last.end, track.end[row]);
-    else bands.push({ name, begin: track.begin[row], end: track.end[row] });
+    if (last && last.name === name) {
+      last.end = Math.max(last.end, end);
+      last.busy += end - begin;
+    } else {
+      bands.push({ name, begin, end, busy: end - begin });
+    }
   }
   return smoothed(bands);
 }
 
 /** Without the short excursions of a schedule that mixes layers: they would hide where it is. */
 function smoothed(bands) {
-  const length = (band) => band.end - band.begin;
   const kept = [];
   for (const band of bands) {
     kept.push({ ...band });
     while (kept.length >= 3) {
       const [before, inside, after] = kept.slice(-3);
-      const isReturn =
-        before.name === after.name && length(inside) <= length(before) + length(after);
-      const isSliver = length(inside) * 12 < Math.max(length(before), length(after));
+      const isReturn = before.name === after.name && inside.busy <= before.busy + after.busy;
+      const isSliver = inside.busy * 12 < Math.max(before.busy, after.busy);
       if (!isReturn && !isSliver) break;
       kept.length -= 2;
-      before.end = inside.end;
-      if (before.name === after.name) before.end = after.end;
-      else kept.push(after);
+      const absorbed = before.name === after.name ? [inside, after] : [inside];
+      for (const { end, busy } of absorbed) {
+        before.end = end;
+        before.busy += busy;
+      }
+      if (before.name !== after.name) kept.push(after);
     }
   }
   return kept;
