@@ -122,5 +122,7 @@ def test_a_narrow_terminal_keeps_names_and_paths_whole(
     monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path / "cache"))
     assert "dgx-h100-superpod" in undertow("clusters").out
     trace = tmp_path / ("long" * 20 + ".json")
-    result = undertow("demo", "--model", "llama3-debug", "--trace", trace)
+    result = undertow(
+        "demo", "--model", "llama3-debug", "--trace", trace, "--html", tmp_path / "page.html"
+    )
     assert f"wrote {trace}\n" in result.out
