@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.pages import HOSTILE, bucket_tracks, hostile_page, two_tracks
+from tests.report.pages import HOSTILE, bucket_tracks, hostile_page, measured, two_tracks
 from tests.report.steps import run, two_layers
 from undertow.errors import FileError, UndertowError
 from undertow.report.page import Track, bucket_members, page, write_page
@@ -56,6 +56,12 @@ def test_many_tracks_are_a_table() -> None:
     assert 'class="tiles"' not in html
     assert html.count('<div class="track"') == 5
     assert all(f"rank {i}: from file {i}" in plain(html) for i in range(5))
+
+
+def test_two_measured_ranks_are_not_before_and_after() -> None:
+    html = text([measured(0), measured(1)])
+    assert 'class="change' not in html
+    assert html.index('<th scope="row">rank 1</th>') < html.index('id="timelines"')
 
 
 def test_a_page_needs_a_track() -> None:

@@ -127,7 +127,7 @@ def page(
         style=Markup(style),
         script=Markup(script),
         data=_json(data | encoder.tables()),
-        tiles=_tiles(shown) if len(shown) <= 2 else [],
+        tiles=_tiles(shown) if len(shown) == 1 or _is_before_and_after(tracks) else [],
         tracks=[_track_row(track, summary) for track, summary in shown],
         communication=_communication(shown),
         colours=_colours(tracks),
@@ -213,6 +213,12 @@ class _Tile:
     before: str = ""  # "captured 393.3 ms"
     change: str = ""  # "−51%"
     is_better: bool = False
+
+
+def _is_before_and_after(tracks: Sequence[Track]) -> bool:
+    """Whether the second track is what became of the first. Both are then held against a bound;
+    measured ones are not, and one rank being quicker than another is no gain."""
+    return len(tracks) == 2 and all(track.bound for track in tracks)
 
 
 def _tiles(shown: Shown) -> list[_Tile]:
