@@ -34,6 +34,7 @@ from undertow.program import (
 )
 from undertow.progress import Clock, Progress
 from undertow.report.summary import Summary, summarise
+from undertow.schedule.buckets import propose_of_size
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan
 from undertow.schedule.solve import Solution, apply_solution, solve
@@ -66,6 +67,12 @@ class StepSettings:
     optimizer: str | None = None
     checkpoint: bool = False
     reshard_after_forward: bool = True
+
+    def capture_key(self) -> StepSettings:
+        """Equal for steps whose graph is the same."""
+        if self.mesh or self.parallel in _FLAT:
+            return replace(self, ranks_per_node=0)
+        return self
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,7 @@ def plan(
     device_nbytes: int | None = None,
     limits: Limits | None = None,
     merge: bool = True,
+    bucket_nbytes: int | None = None,
     schedule: bool | Plan = True,
     sources: Sequence[Source] = (),
     cache: bool = True,
@@ -176,25 +184,66 @@ def plan(
     the cluster is. Steps of named models are kept in the cache, a user's own code is always run.
 
     The step is scheduled within `limits` (by default its own captured peak memory) and collectives
-    are merged where that helps, unless `merge` is False. `schedule` may be a Plan, which is applied
-    instead, or False for the captured order alone.
+    are merged where that helps, unless `merge` is False; `bucket_nbytes` fixes the size of buckets
+    (inputs on one rank) instead of choosing it. `schedule` may be a Plan, which is applied instead,
+    or False for the captured order alone.
 
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
         print(step.summary.headline(), step.planned.headline())
     """
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
+    settings = settings_for(
+        model if isinstance(model, str) else getattr(model, "__name__", "model"),
+        target,
+        parallel,
+        mesh=mesh,
+        batch=batch,
+        seq=seq,
+        dtype=dtype,
+        optimizer=optimizer,
+        checkpoint=checkpoint,
+        reshard_after_forward=reshard_after_forward,
+    )
+    if device_nbytes is not None and device_nbytes <= 0:
+        raise UndertowError("the memory of a device must be more than nothing")
+    capture = capture_step(settings, None if isinstance(model, str) else model, cache, progress)
+    return predict(
+        capture,
+        target,
+        device_nbytes=device_nbytes,
+        limits=limits,
+        merge=merge,
+        bucket_nbytes=bucket_nbytes,
+        schedule=schedule,
+        sources=sources,
+        progress=progress,
+    )
+
+
+def settings_for(
+    model: str,
+    cluster: Cluster,
+    parallel: str = "fsdp",
+    *,
+    mesh: Mapping[str, int] | None = None,
+    batch: int = 1,
+    seq: int | None = None,
+    dtype: str = "bfloat16",
+    optimizer: str | None = None,
+    checkpoint: bool = False,
+    reshard_after_forward: bool = True,
+) -> StepSettings:
+    """What is captured for a model on a cluster; refuses what can be seen to fail later."""
     if batch < 1 or (seq is not None and seq < 1):
         raise UndertowError("batch and seq must be at least 1")
     if dtype not in DTYPES:
         raise UndertowError(unknown_name("dtype", dtype, DTYPES))
-    target.device.peak(dtype)  # refuse what the device has no figure for, before the work
-    if device_nbytes is not None and device_nbytes <= 0:
-        raise UndertowError("the memory of a device must be more than nothing")
-    settings = StepSettings(
-        model if isinstance(model, str) else getattr(model, "__name__", "model"),
+    cluster.device.peak(dtype)  # refuse what the device has no figure for, before the work
+    return StepSettings(
+        model,
         parallel,
-        target.world_size,
-        target.devices_per_node,
+        cluster.world_size,
+        cluster.devices_per_node,
         tuple(mesh.items()) if mesh else (),
         batch,
         seq,
@@ -203,12 +252,48 @@ def plan(
         checkpoint,
         reshard_after_forward,
     )
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A step's Program and what it was captured for: all that predictions for clusters of as many
+    devices share."""
+
+    settings: StepSettings
+    program: CapturedProgram
+    cached: bool
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def capture_step(
+    settings: StepSettings,
+    make: Callable[[], Example] | None = None,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> Capture:
+    """Capture a step, or read it from the cache; `make` builds a model that has no name."""
     clock = Clock()
-    report = progress or (lambda stage, done, total: None)
-    make = None if isinstance(model, str) else model
-    captured, cached = _capture(settings, make, cache, clock, report)
+    captured, cached = _capture(settings, make, cache, clock, progress or _silent)
+    return Capture(settings, captured, cached, clock.seconds)
+
+
+def predict(
+    capture: Capture,
+    cluster: Cluster,
+    *,
+    device_nbytes: int | None = None,
+    limits: Limits | None = None,
+    merge: bool = True,
+    bucket_nbytes: int | None = None,
+    schedule: bool | Plan = True,
+    sources: Sequence[Source] = (),
+    progress: Progress | None = None,
+) -> PlannedStep:
+    """Price, simulate and schedule a captured step; the arguments are those of `plan`."""
+    clock, report = Clock(), progress or _silent
+    captured = capture.program
     report("pricing", 0, 1)
-    priced = price(captured.program, target, sources)
+    priced = price(captured.program, cluster, sources)
     clock.lap("price")
     report("simulating", 0, 1)
     order = Order.captured(priced.program)
@@ -219,32 +304,38 @@ def plan(
     solution = None
     if schedule is not False:
         report("scheduling", 0, 1)
-        reprice = repricer(target, sources)
+        reprice = repricer(cluster, sources)
         if isinstance(schedule, Plan):
             solution = apply_solution(priced.program, schedule, reprice)
         else:
-            solution = solve(priced.program, limits, reprice=reprice, should_merge=merge)
+            given = propose_of_size(priced.program, bucket_nbytes) if bucket_nbytes else None
+            solution = solve(
+                priced.program, limits, reprice=reprice, should_merge=merge, buckets=given
+            )
         clock.lap("schedule")
     return PlannedStep(
-        settings,
-        target,
+        capture.settings,
+        cluster,
         captured,
         priced.program,
         timeline,
         bounds,
         summary,
         solution,
-        _summarise_solution(solution),
-        target.device.memory_nbytes if device_nbytes is None else device_nbytes,
+        summarise_solution(solution) if solution else None,
+        cluster.device.memory_nbytes if device_nbytes is None else device_nbytes,
         priced.assumptions,
-        cached,
-        clock.seconds,
+        capture.cached,
+        {**capture.seconds, **clock.seconds},
     )
 
 
-def _summarise_solution(solution: Solution | None) -> Summary | None:
-    if solution is None:
-        return None
+def _silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
+
+
+def summarise_solution(solution: Solution) -> Summary:
+    """The figures of a scheduled step, beside what no order, merging or splitting can beat."""
     bound = Bound(BoundKind.ANY_MERGING, solution.plan.bound_ns)
     return summarise(solution.merged.program, solution.timeline, Bounds((bound,)))
 
@@ -341,12 +432,10 @@ def _key(settings: StepSettings) -> str:
     here = Path(__file__).parent
     rooms = ("capture", "graph", "program", "examples")
     sources = source_digest([Path(__file__), *(here / room for room in rooms)])
-    if settings.mesh or settings.parallel in _FLAT:
-        settings = replace(settings, ranks_per_node=0)
     versions = {name: _version(name) for name in ("torch", "transformers")}
     if not settings.model.startswith("hf:"):
         del versions["transformers"]
-    return cache_key(_CACHE_VERSION, asdict(settings), versions, sources)
+    return cache_key(_CACHE_VERSION, asdict(settings.capture_key()), versions, sources)
 
 
 def _version(package: str) -> str:

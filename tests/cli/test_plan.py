@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, spawn
-from undertow.cli.plan import parse_mesh
+from undertow.cli.step import parse_mesh
 from undertow.errors import UndertowError
 from undertow.program import load_program
 

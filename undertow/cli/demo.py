@@ -19,8 +19,9 @@ from rich.text import Text
 from undertow.cli.app import subcommand
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pages import write_plan_page
-from undertow.cli.plan import plan_report, progress_bar
+from undertow.cli.plan import plan_report
 from undertow.cli.pricing import JsonOption
+from undertow.cli.step import progress_bar
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price
 from undertow.planner import plan

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,117 +13,58 @@ from rich.text import Text
 
 from undertow.cli.app import subcommand
 from undertow.cli.output import check_outputs, show, show_json
-from undertow.cli.pricing import (
-    DevicesOption,
-    JsonOption,
-    ProfileOption,
-    TableOption,
-    find_cluster,
-    find_sources,
-)
-from undertow.errors import FileError, ProgramError, UndertowError
-from undertow.planner import PlannedStep, plan
+from undertow.cli.pricing import JsonOption
+from undertow.cli.step import JobsOption, StepOptions, progress_bar, read_plan, takes_step
+from undertow.errors import UndertowError
+from undertow.planner import PlannedStep
 from undertow.program import program_to_json, save_json
-from undertow.program.serialize import load_json
-from undertow.progress import Progress
 from undertow.report.text import Figure, report
 from undertow.report.trace import timeline_to_trace
-from undertow.schedule.limits import Limits
-from undertow.schedule.plan import Plan
-from undertow.units import format_nbytes, parse_nbytes
+from undertow.units import format_nbytes
 
 app = subcommand()
 
 
 @app.command("plan")
+@takes_step()
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A name (llama3-8b), hf:NAME, or path/to/file.py:build."
-        ),
-    ],
-    cluster: Annotated[
-        str,
-        typer.Option(metavar="CLUSTER", help="Such as h100x8, 8xh100x8 or a .toml file."),
-    ] = "h100x8",
-    parallel: Annotated[
-        str,
-        typer.Option(
-            metavar="HOW", help="none, ddp, fsdp, hsdp, tp, ep, or a pair such as fsdp+tp."
-        ),
-    ] = "fsdp",
-    mesh: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZES", help="Sizes of the mesh's dimensions: dp=16,tp=4. Default: the usual."
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Samples on each rank.")] = 1,
-    seq: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens in a sample. Default: the model's own.")
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="TYPE",
-            help="Of compute; weights are kept, and gradients reduced, in float32.",
-        ),
-    ] = "bfloat16",
-    optimizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="adamw or sgd, as part of the step. Default: none."),
-    ] = None,
-    checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Recompute each layer's activations in backward.")
-    ] = False,
-    keep_gathered: Annotated[
-        bool,
-        typer.Option("--keep-gathered", help="FSDP: keep gathered weights until backward."),
-    ] = False,
-    device_memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory of a device, such as 40GiB. Default: its own."),
-    ] = None,
-    memory: Annotated[
-        str,
-        typer.Option(
-            metavar="LIMIT",
-            help="Peak memory of the planned step: 70GiB, +5% (of the captured peak) or none.",
-        ),
-    ] = "+0%",
-    no_merge: Annotated[
-        bool, typer.Option("--no-merge", help="Keep every collective as it was captured.")
-    ] = False,
+    step: StepOptions,
     plan_file: Annotated[
         Path | None,
         typer.Option("--plan", metavar="FILE", help="Apply this saved plan instead of solving."),
     ] = None,
     save_plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan, for --plan.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the plan, for --plan; with --pareto a folder."),
     ] = None,
     captured_only: Annotated[
         bool, typer.Option("--captured-only", help="Predict the captured order, schedule nothing.")
     ] = False,
-    table: TableOption = None,
-    profile: ProfileOption = None,
-    devices_file: DevicesOption = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIGURE=VALUES",
+            help="Plan for each of several values, such as bandwidth=100,200,400 or batch=1,2; "
+            "repeat it for every combination. Any figure of the cluster, batch, seq, bucket, ...",
+        ),
+    ] = None,
+    pareto: Annotated[
+        bool, typer.Option("--pareto", help="Step time against peak memory, under several limits.")
+    ] = False,
+    points: Annotated[
+        int, typer.Option(metavar="N", help="How many limits --pareto solves for.")
+    ] = 12,
+    jobs: JobsOption = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a page that shows the step; any browser opens it."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Write a page to look at in a browser.")
     ] = None,
     save: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the Program, for `undertow simulate`."),
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Capture the step anew, and keep nothing.")
-    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict the training step of a model on a cluster, without a GPU.
@@ -134,101 +74,136 @@ def command(
     memory, and how far the step is from the best possible. Then the same step is scheduled, within
     the memory that it took as captured or what --memory says.
 
+    --sweep plans the same step under every combination of values and --pareto under several memory
+    limits; both share what was captured and use all cores.
+
     A file's `build` takes `batch` and `seq` (or neither) and returns model, inputs[, loss_fn[,
     targets]].
     """
-    check_outputs(trace, html, save, save_plan)
+    outputs = Outputs(trace, html, save, save_plan)
     if captured_only and (plan_file or save_plan):
         raise UndertowError("--captured-only makes no plan: leave out --plan and --save-plan")
-    target = find_cluster(cluster, devices_file)
-    # What a user's file prints must not end up among our JSON.
-    with progress_bar(quiet=json) as progress, redirect_stdout(sys.stderr):
-        step = plan(
-            model,
-            target,
-            parallel,
-            mesh=parse_mesh(mesh) if mesh else None,
-            batch=batch,
-            seq=seq,
-            dtype=dtype,
-            optimizer=optimizer,
-            checkpoint=checkpoint,
-            reshard_after_forward=not keep_gathered,
-            device_nbytes=parse_nbytes(device_memory) if device_memory else None,
-            limits=Limits.parse(memory),
-            merge=not no_merge,
-            schedule=read_plan(plan_file) if plan_file else not captured_only,
-            sources=find_sources(table or (), profile or (), target),
-            cache=not no_cache,
-            progress=progress,
-        )
-    write_files(step, trace, save, save_plan)
+    if sweep or pareto:
+        for option, is_given in {
+            "--plan": plan_file is not None,
+            "--trace": trace is not None,
+            "--save": save is not None,
+            "--captured-only": captured_only,
+            "--save-plan": bool(sweep) and save_plan is not None,
+            "--pareto": bool(sweep) and pareto,
+        }.items():
+            if is_given:
+                which = "--sweep" if sweep else "--pareto"
+                raise UndertowError(f"{option} is for one step: leave it out with {which}")
+    if sweep:
+        check_outputs(html)
+        _sweep(step, sweep, jobs, html, json)
+    elif pareto:
+        check_outputs(html)
+        _pareto(step, points, jobs, save_plan, html, json)
+    else:
+        check_outputs(*outputs.paths())
+        with progress_bar(quiet=json) as progress:
+            planned = step.run(read_plan(plan_file) if plan_file else not captured_only, progress)
+        write_files(planned, outputs)
+        if json:
+            show_json(planned.to_json())
+        else:
+            show(plan_report(planned, outputs.paths()))
+
+
+def _sweep(
+    step: StepOptions, texts: list[str], jobs: int | None, html: Path | None, json: bool
+) -> None:
+    from undertow.cli.sweep import parse_axes, sweep
+    from undertow.report.sweep import sweep_plots, sweep_report
+
+    axes = parse_axes(texts)
+    with progress_bar(quiet=json) as progress:
+        rows = sweep(step, axes, jobs, progress)
+    notes = _sweep_notes(step, [axis.name for axis in axes])
     if html:
+        from undertow.report.page import write_page
+
+        title = f"{step.model} on {step.cluster}"
+        write_page(html, (), title=title, plots=sweep_plots(rows, step.model), notes=notes)
+    if json:
+        sweeps = {axis.name: list(axis.values) for axis in axes}
+        show_json({"sweep": sweeps, "rows": [row.to_json() for row in rows], "notes": notes})
+    else:
+        show((*sweep_report(rows), *(f"note: {note}" for note in notes)))
+        show(f"wrote {path}" for path in (html,) if path)
+    if all(row.case is None for row in rows):
+        raise UndertowError("no run of the sweep came to an end")
+
+
+def _sweep_notes(step: StepOptions, names: list[str]) -> list[str]:
+    """What makes a swept figure no figure at all."""
+    inter = {"bandwidth", "latency"} & set(names)
+    if inter and step.find_cluster().nodes == 1 and not {"nodes", "cluster"} & set(names):
+        figure = min(inter)
+        return [
+            f"{figure} is that between nodes and this cluster has one node; "
+            f"sweep intra_{figure}, or give --cluster with several nodes"
+        ]
+    return []
+
+
+def _pareto(
+    step: StepOptions,
+    points: int,
+    jobs: int | None,
+    folder: Path | None,
+    html: Path | None,
+    json: bool,
+) -> None:
+    from undertow.cli.pareto import pareto, save_plans
+    from undertow.report.pareto import pareto_json, pareto_plot, pareto_report
+
+    if folder and folder.exists() and not folder.is_dir():
+        raise UndertowError(f"--save-plan {folder}: with --pareto this is a folder, for every plan")
+    with progress_bar(quiet=json) as progress:
+        plans, tried = pareto(step, points, jobs, progress)
+    written = save_plans(folder, plans) if folder else []
+    if html:
+        from undertow.report.page import write_page
+
+        plot = pareto_plot(plans, step.model)
+        write_page(html, (), title=f"{step.model} on {step.cluster}", plots=[plot])
+        written.append(html)
+    if json:
+        show_json({"points": pareto_json(plans), "tried": tried, "wrote": list(map(str, written))})
+    else:
+        show(pareto_report(plans, tried))
+        show(f"wrote {path}" for path in written)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The files that a plan of one step can be written to."""
+
+    trace: Path | None
+    html: Path | None
+    save: Path | None
+    save_plan: Path | None
+
+    def paths(self) -> list[Path]:
+        return [path for path in (self.trace, self.html, self.save, self.save_plan) if path]
+
+
+def write_files(step: PlannedStep, outputs: Outputs) -> None:
+    """The trace is that of the planned step, where there is one."""
+    if outputs.trace:
+        timeline = step.solution.timeline if step.solution else step.timeline
+        save_json(outputs.trace, timeline_to_trace(timeline))
+    if outputs.html:
         from undertow.cli.pages import write_plan_page  # Jinja2 only where it is needed
 
-        write_plan_page(html, step)
-    if json:
-        show_json(step.to_json())
-    else:
-        show(plan_report(step, [path for path in (trace, html, save, save_plan) if path]))
-
-
-def read_plan(path: Path) -> Plan:
-    """A saved plan."""
-    try:
-        return Plan.from_json(load_json(path))
-    except ProgramError as error:
-        raise FileError(f"{path}: {error}") from error
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """Sizes of dimensions from text.
-
-    >>> parse_mesh("dp=16,tp=4")
-    {'dp': 16, 'tp': 4}
-    """
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = part.partition("=")
-        if not size.isdigit() or not name:
-            raise UndertowError(f"{part!r} is not the size of a dimension such as dp=16")
-        if name in sizes:
-            raise UndertowError(f"the mesh has two sizes for dimension {name!r}")
-        sizes[name] = int(size)
-    return sizes
-
-
-@contextmanager
-def progress_bar(*, quiet: bool) -> Iterator[Progress | None]:
-    """What is being done, on stderr where somebody can see it; gone when it is done."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        shown = bar.add_task("", total=1)
-
-        def progress(stage: str, done: int, total: int) -> None:
-            bar.update(shown, description=stage, completed=done, total=total)
-
-        yield progress
-
-
-def write_files(
-    step: PlannedStep, trace: Path | None, save: Path | None, save_plan: Path | None
-) -> None:
-    """The trace is that of the planned step, where there is one."""
-    if trace:
-        timeline = step.solution.timeline if step.solution else step.timeline
-        save_json(trace, timeline_to_trace(timeline))
-    if save:
-        save_json(save, program_to_json(step.program))
-    if save_plan and step.solution:
-        save_json(save_plan, step.solution.plan.to_json())
+        write_plan_page(outputs.html, step)
+    if outputs.save:
+        save_json(outputs.save, program_to_json(step.program))
+    if outputs.save_plan and step.solution:
+        save_json(outputs.save_plan, step.solution.plan.to_json())
 
 
 def plan_report(step: PlannedStep, written: list[Path]) -> Iterator[RenderableType]:

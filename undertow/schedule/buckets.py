@@ -83,6 +83,12 @@ def propose(program: Program, most_nbytes: dict[Key, int]) -> list[Bucket]:
     return [Bucket(tuple(names[m].name for m in members)) for members in found if len(members) > 1]
 
 
+def propose_of_size(program: Program, most_nbytes: int) -> list[Bucket]:
+    """Buckets of one size for collectives of every kind, group, reduce op and dtype."""
+    keys = (bucket_key(program, start) for start in program.starts)
+    return propose(program, {key: most_nbytes for key in keys if key is not None})
+
+
 def merge(program: Program, buckets: Sequence[Bucket], reprice: Reprice) -> Merged:
     """The Program with `buckets` run as one; a bucket that would close a cycle is left out."""
     chosen = list(buckets)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from undertow.errors import OrderError, ProgramError
@@ -31,7 +31,9 @@ class Plan:
     """Order and buckets for one Program, and what they were made under.
 
     `order` names the tasks of the Program in which the buckets run as one; a bucket goes by the
-    name of its first member. `program` is the digest of the captured Program that it fits.
+    name of its first member. `program` is the digest of the captured Program that it fits;
+    `origin` says how to make that Program again (the options of `undertow plan`), where that is
+    known, and has no part in whether two Plans are equal.
     """
 
     program: str
@@ -42,12 +44,15 @@ class Plan:
     planned: Figures
     bound_ns: int  # for any order, merging and splitting
     digest: str  # of every group's sequence of collectives: what ranks must agree on
+    origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
+        origin = {"origin": dict(self.origin)} if self.origin else {}
         return {
             "format": _FORMAT,
             "version": _VERSION,
             "program": self.program,
+            **origin,
             "limits": asdict(self.limits),
             "captured": asdict(self.captured),
             "planned": asdict(self.planned),
@@ -65,6 +70,11 @@ class Plan:
             raise ProgramError(
                 f"this plan is of version {data.get('version')!r}; this undertow reads {_VERSION}"
             )
+        origin = data.get("origin", {})
+        if not isinstance(origin, dict):
+            raise ProgramError(
+                'the plan\'s JSON does not have the right form: "origin" is no table'
+            )
         try:
             return Plan(
                 data["program"],
@@ -75,6 +85,7 @@ class Plan:
                 Figures(**data["planned"]),
                 data["bound_ns"],
                 data["digest"],
+                origin,
             )
         except (KeyError, TypeError) as error:
             raise ProgramError(f"the plan's JSON does not have the right form: {error}") from error

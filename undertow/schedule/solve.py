@@ -74,10 +74,12 @@ def solve(
     *,
     reprice: Reprice | None = None,
     should_merge: bool = True,
+    buckets: Sequence[Bucket] | None = None,
 ) -> Solution:
     """The best schedule found for `program` within `limits`.
 
-    `reprice` prices collectives that do not exist yet; without it nothing is merged.
+    `reprice` prices collectives that do not exist yet; without it nothing is merged. `buckets` are
+    taken instead of the solver's own, as far as they fit the limits.
     """
     limits = limits or Limits()
     captured = simulate(program)
@@ -86,7 +88,9 @@ def solve(
     reprice = reprice if should_merge else None
     bound_ns = bound_for_any_merging(program, reprice)
     bounds = Bounds(allowed, limits.in_flight_bytes, bound_ns)
-    if program.starts:
+    if program.starts and buckets is not None:
+        best = _with_buckets(program, buckets, reprice, bounds, best)
+    elif program.starts:
         best = _construct_best(program, reprice, bounds, best)
     if best.rank(bounds)[0] > 0:
         best = _lowered(best, bounds)
@@ -136,6 +140,19 @@ def _construct_best(
             candidate = _by_recipe(program, recipe, reprice, bounds)
             best = min(best, candidate, key=_by_rank(bounds))
     return best
+
+
+def _with_buckets(
+    program: Program,
+    buckets: Sequence[Bucket],
+    reprice: Reprice | None,
+    bounds: Bounds,
+    best: Candidate,
+) -> Candidate:
+    """The captured order or what a few policies make of the buckets that were given."""
+    first, bases = fitted(program, list(buckets), reprice, _FIRST_POLICY, bounds)[-1]
+    others = (bases.candidate(policy, bounds) for policy in _few_policies(program))
+    return min(best, first, *others, key=_by_rank(bounds))
 
 
 def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
