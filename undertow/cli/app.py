@@ -30,6 +30,10 @@ class Subcommand:
 COMMANDS = {
     "plan": Subcommand("undertow.cli.plan", "Predict a model's training step on a cluster."),
     "demo": Subcommand("undertow.cli.demo", "See what undertow does, on an example that ships."),
+    "explain": Subcommand("undertow.cli.explain", "Say why a task is exposed and what would help."),
+    "diff": Subcommand("undertow.cli.diff", "Compare two Plans or Programs."),
+    "check": Subcommand("undertow.cli.check", "Hold a step against limits, for CI."),
+    "report": Subcommand("undertow.cli.report", "Read torch.profiler traces of a real job."),
     "simulate": Subcommand("undertow.cli.simulate", "Predict the timeline of a Program."),
     "cost": Subcommand("undertow.cli.cost", "Ask what a collective takes on a cluster, and why."),
     "devices": Subcommand("undertow.cli.devices", "List the devices that undertow knows."),
