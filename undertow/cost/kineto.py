@@ -13,6 +13,7 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ class Trace:
 
 
 @dataclass(slots=True)
-class _Sorted:
+class SortedTrace:
     """A trace's events by what they are to us."""
 
     groups: dict[str, tuple[int, ...]]  # process group name -> ranks, from "distributedInfo"
@@ -73,27 +74,38 @@ class _Sorted:
     nccl_kernels: list[Event] = field(default_factory=list)
     comms: dict[Any, Event] = field(default_factory=dict)  # external id -> record_param_comms
     launches: dict[Any, Any] = field(default_factory=dict)  # correlation -> external id
+    launched_at: dict[Any, float] = field(default_factory=dict)  # correlation -> ts
+    steps: list[Event] = field(default_factory=list)  # ProfilerStep#N
+    memory: list[Event] = field(default_factory=list)  # with profile_memory=True
+    rank: int | None = None
     c10d_calls: list[Event] = field(default_factory=list)
+    functional_calls: list[Event] = field(default_factory=list)  # around those of c10d; waits too
     gloo_runs: list[Event] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
 
 
 def read_trace(path: Path | str) -> Trace:
     """The samples of a `.json` or `.json.gz` trace."""
-    content = _load(Path(path))
-    found = _sort(content, _events(content, path))
+    found = sort_trace(path)
     collectives = _nccl_samples(found) + _gloo_samples(found)
     ops = _op_samples(found)
     return Trace(tuple(collectives), tuple(ops), dict(found.skipped))
 
 
-def _load(path: Path) -> Any:
+def sort_trace(path: Path | str) -> SortedTrace:
+    """The events of a `.json` or `.json.gz` trace by what they are."""
+    content = load_trace(Path(path))
+    return _sort(content, _events(content, path))
+
+
+def load_trace(path: Path) -> Any:
+    """The JSON of a trace, compressed or not."""
     try:
         raw = path.read_bytes()
         if raw[:2] == b"\x1f\x8b":
             raw = gzip.decompress(raw)
-    except (OSError, EOFError) as error:
-        raise CostError(f"{path}: cannot be read: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise CostError(f"{path}: cannot be read, or is cut off: {error}") from error
     try:
         return json.loads(raw)
     except ValueError as error:  # covers a wrong encoding too
@@ -104,19 +116,27 @@ def _load(path: Path) -> Any:
 
 
 def _events(content: Any, path: Path | str) -> list[Event]:
-    """The complete ("X") events: those with a duration."""
+    """The complete ("X") events, those with a duration, and the changes of memory."""
     events = content.get("traceEvents") if isinstance(content, dict) else content
     if not isinstance(events, list):
         raise CostError(
             f"{path}: has no list of traceEvents; give a trace written by "
             f"torch.profiler's export_chrome_trace"
         )
-    return [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
+    return [
+        event
+        for event in events
+        if isinstance(event, dict) and (event.get("ph") == "X" or event.get("name") == "[memory]")
+    ]
 
 
-def _sort(content: Any, events: list[Event]) -> _Sorted:
-    found = _Sorted(_known_groups(content))
+def _sort(content: Any, events: list[Event]) -> SortedTrace:
+    found = SortedTrace(_known_groups(content), rank=_rank(content))
     for event in events:
+        if event.get("ph") != "X":
+            if _is_time(event.get("ts")):
+                found.memory.append(event)
+            continue
         if not _is_time(event.get("ts")) or not _is_time(event.get("dur")):
             found.skipped["events without a duration"] += 1
             continue
@@ -124,17 +144,28 @@ def _sort(content: Any, events: list[Event]) -> _Sorted:
         if category in _DEVICE_WORK:
             (found.nccl_kernels if is_nccl_kernel(name) else found.kernels).append(event)
         elif category in _RUNTIME:
-            arguments = _arguments(event)
-            found.launches[arguments.get("correlation")] = _external_id(arguments)
+            arguments = arguments_of(event)
+            found.launches[arguments.get("correlation")] = external_id(arguments)
+            found.launched_at[arguments.get("correlation")] = float(event["ts"])
+        elif category == "user_annotation" and name.startswith("ProfilerStep#"):
+            found.steps.append(event)
         elif name == "record_param_comms":
-            found.comms[_external_id(_arguments(event))] = event
+            found.comms[external_id(arguments_of(event))] = event
         elif name.startswith("gloo:"):
             found.gloo_runs.append(event)
         elif name.startswith("c10d::"):
             found.c10d_calls.append(event)
+        elif name.startswith("_c10d_functional::"):
+            found.functional_calls.append(event)
         elif category == "cpu_op" and _OPERATOR.fullmatch(name):
             found.ops.append(event)
     return found
+
+
+def _rank(content: Any) -> int | None:
+    info = content.get("distributedInfo") if isinstance(content, dict) else None
+    rank = info.get("rank") if isinstance(info, dict) else None
+    return rank if isinstance(rank, int) else None
 
 
 def _known_groups(content: Any) -> dict[str, tuple[int, ...]]:
@@ -151,12 +182,12 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
-def _arguments(event: Event) -> Mapping[str, Any]:
+def arguments_of(event: Event) -> Mapping[str, Any]:
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _external_id(arguments: Mapping[str, Any]) -> Any:
+def external_id(arguments: Mapping[str, Any]) -> Any:
     return arguments.get("External id", arguments.get("external id"))
 
 
@@ -167,21 +198,17 @@ def _ns(event: Event) -> int:
 # -- collectives --------------------------------------------------------------------------------
 
 
-def _nccl_samples(found: _Sorted) -> list[CollectiveSample]:
+def _nccl_samples(found: SortedTrace) -> list[CollectiveSample]:
     """A sample per call: the kernels that one `record_param_comms` launched, together."""
     runs: dict[Any, tuple[Mapping[str, Any], str, int]] = {}
     for i, kernel in enumerate(found.nccl_kernels):
-        own = _arguments(kernel)
-        call = _external_id(own)
-        if call is None:
-            call = found.launches.get(own.get("correlation"))
-        facts = own if "Collective name" in own else _arguments(found.comms.get(call, {}))
+        call, facts = nccl_facts(found, kernel)
         key = ("kernel", i) if call is None else call
         ns = runs[key][2] if key in runs else 0
         runs[key] = (facts, str(kernel.get("name")), ns + _ns(kernel))
     samples = []
     for facts, kernel_name, ns in runs.values():
-        sample = _nccl_sample(facts, kernel_name, ns, found.groups)
+        sample = nccl_sample(facts, kernel_name, ns, found.groups)
         if isinstance(sample, str):
             found.skipped[sample] += 1
         else:
@@ -192,7 +219,16 @@ def _nccl_samples(found: _Sorted) -> list[CollectiveSample]:
     return samples
 
 
-def _nccl_sample(
+def nccl_facts(found: SortedTrace, kernel: Event) -> tuple[Any, Mapping[str, Any]]:
+    """The id of the call that launched an NCCL kernel (None if unknown), and its description."""
+    own = arguments_of(kernel)
+    call = external_id(own)
+    if call is None:
+        call = found.launches.get(own.get("correlation"))
+    return call, own if "Collective name" in own else arguments_of(found.comms.get(call, {}))
+
+
+def nccl_sample(
     facts: Mapping[str, Any], kernel_name: str, ns: int, groups: Mapping[str, tuple[int, ...]]
 ) -> CollectiveSample | str:
     """A sample, or why there is none."""
@@ -253,54 +289,82 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text))
 
 
-def _gloo_samples(found: _Sorted) -> list[CollectiveSample]:
-    """Gloo's annotations; they name no group, so the trace must have one only.
+@dataclass(frozen=True, slots=True)
+class GlooRun:
+    """One annotation of gloo's, and the `c10d::` call that asked for it, where that was seen."""
+
+    event: Event
+    kind: CollectiveKind
+    dtype: str
+    nbytes: int  # 0 where the trace has no shapes
+    called_at: float | None
+
+
+def gloo_runs(found: SortedTrace) -> list[GlooRun]:
+    """Gloo's collectives as they ran.
 
     Gloo runs a reduce-scatter as an all-reduce of the whole input, and its annotation says so. The
     `c10d::` call that came before it, with tensors of that size, tells which of the two it was.
     """
-    scatters: dict[int, deque[tuple[float, CollectiveKind]]] = {}
+    calls: dict[tuple[CollectiveKind, int], deque[tuple[float, CollectiveKind]]] = {}
     for call in sorted(found.c10d_calls, key=lambda event: event["ts"]):
         kind = collective_kind(str(call["name"]))
-        if kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE):
-            sizes = [math.prod(shape) for shape in _tensors(_arguments(call))[0]]
-            scatters.setdefault(max(sizes, default=0), deque()).append((call["ts"], kind))
-    groups = {ranks for ranks in found.groups.values() if len(ranks) > 1}
-    ranks = next(iter(groups)) if len(groups) == 1 else ()
-    samples = []
+        if kind is not None:
+            sizes = [math.prod(shape) for shape in tensors_of(arguments_of(call))[0]]
+            size = max(sizes, default=0) if _as_run(kind) is CollectiveKind.ALL_REDUCE else 0
+            calls.setdefault((_as_run(kind), size), deque()).append((call["ts"], kind))
+    runs = []
     for run in sorted(found.gloo_runs, key=lambda event: event["ts"]):
         kind = collective_kind(str(run["name"]))
         if kind is None:
             continue  # a barrier, for example
-        shapes, dtypes = _tensors(_arguments(run))
+        shapes, dtypes = tensors_of(arguments_of(run))
         nelems = math.prod(shapes[0]) if shapes else 0
-        calls = scatters.get(nelems)
-        if kind is CollectiveKind.ALL_REDUCE and calls and calls[0][0] <= run["ts"]:
-            kind = calls.popleft()[1]
+        waiting = calls.get((kind, nelems if kind is CollectiveKind.ALL_REDUCE else 0))
+        called_at = None
+        if waiting and waiting[0][0] <= run["ts"]:
+            called_at, kind = waiting.popleft()
         dtype = dtype_of(dtypes[0]) if dtypes else None
-        if nelems <= 0 or dtype is None:
+        nbytes = nelems * dtype[1] if dtype else 0
+        runs.append(GlooRun(run, kind, dtype[0] if dtype else "", nbytes, called_at))
+    return runs
+
+
+def _as_run(kind: CollectiveKind) -> CollectiveKind:
+    """As what gloo runs it."""
+    return CollectiveKind.ALL_REDUCE if kind is CollectiveKind.REDUCE_SCATTER else kind
+
+
+def _gloo_samples(found: SortedTrace) -> list[CollectiveSample]:
+    """Gloo's annotations name no group, so the trace must have one only."""
+    groups = {ranks for ranks in found.groups.values() if len(ranks) > 1}
+    ranks = next(iter(groups)) if len(groups) == 1 else ()
+    samples = []
+    for run in gloo_runs(found):
+        if not run.nbytes:
             found.skipped["collectives of unknown size"] += 1
         elif not ranks:
             found.skipped["gloo collectives of an unknown group (the trace has several)"] += 1
         else:
-            nbytes = nelems * dtype[1]
-            samples.append(CollectiveSample(kind, ranks, len(ranks), dtype[0], nbytes, _ns(run)))
+            samples.append(
+                CollectiveSample(run.kind, ranks, len(ranks), run.dtype, run.nbytes, _ns(run.event))
+            )
     return samples
 
 
 # -- operators ----------------------------------------------------------------------------------
 
 
-def _op_samples(found: _Sorted) -> list[OpSample]:
+def _op_samples(found: SortedTrace) -> list[OpSample]:
     on_device = bool(found.kernels or found.nccl_kernels)
     device_ns = _device_times(found) if on_device else []
     samples = []
     for i, event in enumerate(found.ops):
-        arguments = _arguments(event)
+        arguments = arguments_of(event)
         if "Input Dims" not in arguments:
             found.skipped["operators without shapes (profile with record_shapes=True)"] += 1
             continue
-        shapes, dtypes = _tensors(arguments)
+        shapes, dtypes = tensors_of(arguments)
         if not shapes or (on_device and device_ns[i] == 0):
             continue  # it makes a tensor from nothing, or launches nothing: a view
         known = [dtype[0] for dtype in map(dtype_of, dtypes) if dtype is not None]
@@ -313,7 +377,7 @@ def _op_samples(found: _Sorted) -> list[OpSample]:
     return samples
 
 
-def _tensors(arguments: Mapping[str, Any]) -> tuple[Shapes, list[str]]:
+def tensors_of(arguments: Mapping[str, Any]) -> tuple[Shapes, list[str]]:
     """Shapes of the tensor arguments, lists of tensors flattened, and the dtypes as written.
 
     A scalar has dims [] as a tensor of no dimensions has; "Input type" tells them apart. Older
@@ -333,14 +397,14 @@ def _tensors(arguments: Mapping[str, Any]) -> tuple[Shapes, list[str]]:
     return tuple(shapes), dtypes
 
 
-def _device_times(found: _Sorted) -> list[int]:
+def _device_times(found: SortedTrace) -> list[int]:
     """Per operator, the device time of all that it and the operators inside it launched."""
-    parents = _parents(found.ops)
-    by_id = {_external_id(_arguments(event)): i for i, event in enumerate(found.ops)}
+    parents = parents_of(found.ops)
+    by_id = {external_id(arguments_of(event)): i for i, event in enumerate(found.ops)}
     times = [0] * len(found.ops)
     for kernel in found.kernels:
-        arguments = _arguments(kernel)
-        launcher = _external_id(arguments)
+        arguments = arguments_of(kernel)
+        launcher = external_id(arguments)
         if launcher is None:
             launcher = found.launches.get(arguments.get("correlation"))
         i = by_id.get(launcher, -1) if launcher is not None else -1
@@ -352,7 +416,7 @@ def _device_times(found: _Sorted) -> list[int]:
     return times
 
 
-def _parents(ops: list[Event]) -> list[int]:
+def parents_of(ops: list[Event]) -> list[int]:
     """Per operator, the innermost one of its thread that it ran inside of; -1 for none."""
     parents = [-1] * len(ops)
     threads: dict[Any, list[int]] = {}

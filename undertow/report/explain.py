@@ -35,6 +35,7 @@ class Found:
 class Explained:
     """All that is known of one task of a plan."""
 
+    asked: str  # its own name, or that of a captured collective in a bucket
     name: str
     kind: str
     module: str
@@ -50,7 +51,8 @@ class Explained:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "task": self.name,
+            "task": self.asked,
+            "scheduled_as": self.name,
             "kind": self.kind,
             "module": self.module,
             "bytes": self.nbytes,
@@ -106,6 +108,7 @@ def explain_task(
     reason = explain(timeline, start) if exposed else None
     work = program.tasks[start].work
     return Explained(
+        found.collective if found.bucket and task.kind is Kind.START else task.name,
         task.name,
         task.kind.value,
         task.module,
@@ -130,12 +133,12 @@ def _hidden_by(solution: Solution, task: int) -> Iterator[str]:
 
 
 def explain_report(found: Explained) -> Iterator[RenderableType]:
-    yield Text(found.name, style="bold") + Text(f"  {found.module}", style="dim")
+    yield Text(found.asked, style="bold") + Text(f"  {found.module}", style="dim")
     size = f" of {format_nbytes(found.nbytes)}" if found.nbytes else ""
     by = f" (priced by {found.priced_by})" if found.priced_by else ""
     yield f"A {found.kind}{size}, {format_ns(found.ns)}{by}."
     if found.bucket:
-        yield f"It runs in a bucket of {len(found.bucket)}: {_some(found.bucket)}."
+        yield f"It runs in {found.name}, a bucket of {len(found.bucket)}: {_some(found.bucket)}."
     yield from found.place.sentences()
     if found.why:
         yield f"It is exposed for {format_ns(found.exposed_ns)}: {found.why}."

@@ -1,7 +1,7 @@
 """What would help a step, and one collective of it: each answer from solving again, none guessed.
 
-A `Setup` is all that a solve needs. A remedy is another Setup, with words for what was changed; what
-it brings is the difference between its solution and the Plan as it stands.
+A `Setup` is all that a solve needs. A remedy is another Setup, with words for what was changed;
+what it brings is the difference between its solution and the Plan as it stands.
 """
 
 from __future__ import annotations
