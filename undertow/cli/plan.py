@@ -115,7 +115,7 @@ def command(
 def _sweep(
     step: StepOptions, texts: list[str], jobs: int | None, html: Path | None, json: bool
 ) -> None:
-    from undertow.cli.sweep import parse_axes, sweep
+    from undertow.cli.sweep import parse_axes, sweep, with_settings
     from undertow.report.sweep import sweep_plots, sweep_report
 
     axes = parse_axes(texts)
@@ -123,10 +123,13 @@ def _sweep(
         rows = sweep(step, axes, jobs, progress)
     notes = _sweep_notes(step, [axis.name for axis in axes])
     if html:
-        from undertow.report.page import write_page
+        from undertow.cli.pages import write_plan_page
 
-        title = f"{step.model} on {step.cluster}"
-        write_page(html, (), title=title, plots=sweep_plots(rows, step.model), notes=notes)
+        done = [row for row in rows if row.case]
+        if done:  # beside the plots, the step that trains fastest
+            best = max(done, key=lambda row: row.case.tokens_per_second_and_rank if row.case else 0)
+            shown = with_settings(step, best.settings).run()
+            write_plan_page(html, shown, sweep_plots(rows, step.model))
     if json:
         sweeps = {axis.name: list(axis.values) for axis in axes}
         show_json({"sweep": sweeps, "rows": [row.to_json() for row in rows], "notes": notes})
@@ -159,6 +162,7 @@ def _pareto(
 ) -> None:
     from undertow.cli.pareto import pareto, save_plans
     from undertow.report.pareto import pareto_json, pareto_plot, pareto_report
+    from undertow.schedule.pareto import knee
 
     if folder and folder.exists() and not folder.is_dir():
         raise UndertowError(f"--save-plan {folder}: with --pareto this is a folder, for every plan")
@@ -166,10 +170,11 @@ def _pareto(
         plans, tried = pareto(step, points, jobs, progress)
     written = save_plans(folder, plans) if folder else []
     if html:
-        from undertow.report.page import write_page
+        from undertow.cli.pages import write_plan_page
 
-        plot = pareto_plot(plans, step.model)
-        write_page(html, (), title=f"{step.model} on {step.cluster}", plots=[plot])
+        marked = knee(plans)
+        shown = step.run(plans[-1 if marked is None else marked])
+        write_plan_page(html, shown, [pareto_plot(plans, step.model)])
         written.append(html)
     if json:
         show_json({"points": pareto_json(plans), "tried": tried, "wrote": list(map(str, written))})

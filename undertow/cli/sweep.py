@@ -6,7 +6,7 @@ batch, sequence and the number of devices do not. Captures and runs are spread o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -73,7 +73,7 @@ def sweep(
         dict(zip((axis.name for axis in axes), values, strict=True))
         for values in product(*(axis.values for axis in axes))
     ]
-    cases = [_options(base, settings) for settings in named]
+    cases = [with_settings(base, settings) for settings in named]
     keys = [_capture_key(options) for options in cases]
     firsts = {key: case for key, case in zip(reversed(keys), reversed(cases), strict=True) if key}
     report("capturing", 0, len(firsts))
@@ -151,7 +151,8 @@ def _why(options: StepOptions) -> str:
 # -- what is varied -------------------------------------------------------------------------------
 
 
-def _options(base: StepOptions, settings: dict[str, str]) -> StepOptions:
+def with_settings(base: StepOptions, settings: Mapping[str, str]) -> StepOptions:
+    """The options with each of these changed."""
     changed = base
     for name, value in settings.items():
         if name in _STEP:

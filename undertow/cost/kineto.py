@@ -27,7 +27,7 @@ from undertow.program.model import CollectiveKind
 Event = Mapping[str, Any]
 Shapes = tuple[tuple[int, ...], ...]
 
-_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # the last two: old
 _RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")
 _OPERATOR = re.compile(r"(?!c10d::|_c10d_functional::|profiler::)[A-Za-z_]\w*::\w+")
 _FLOATING = ("float", "bfloat", "complex")

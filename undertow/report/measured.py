@@ -34,10 +34,8 @@ from undertow.program import (
     Timeline,
     Work,
 )
+from undertow.report.reasons import MEASURED
 from undertow.report.runs import Run, find_runs, span_of
-
-MEASURED = "measured"
-"""`priced_by` of a task that was measured."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,8 @@ def _measure(name: str, found: SortedTrace, runs: list[Run], steps: tuple[str, .
     reached = _reached(runs, lanes)
     exposed = _exposures(runs, reached, computing, total)
     draft, starts = _with_waits(runs, lanes, streams, reached, exposed)
-    late = _late(runs, lanes, computing, exposed)
+    on_device = bool(found.kernels or found.nccl_kernels)
+    late = _late(runs, lanes, computing, exposed) if on_device else {}
     memory = _memory(found, draft.launched, zero)
     program = Program(
         Path(name).name, tuple(draft.tasks), (), tuple(draft.streams), tuple(draft.hazards)

@@ -37,20 +37,13 @@ def measured_summary(measured: Measured) -> Summary:
 
 
 def _sentence(measured: Measured, why: Explanation, said: str) -> str:
-    """Why it was exposed, as far as a trace can tell: it has no dependencies."""
+    """Why it was exposed; with launches, whether the host had a part in it."""
     late = measured.late.get(why.start, 0)
-    if why.reason in (Reason.STREAM_BUSY, Reason.NEVER_WAITED):
+    if why.reason is Reason.STREAM_BUSY or 2 * late < why.exposed_ns:
         return said
-    if 2 * late >= why.exposed_ns:
-        return (
-            f"what follows was launched only {format_ns(late)} after compute had stopped: the host "
-            "was late, or waited for it too"
-        )
-    if why.covered_ns <= 0:
-        return "compute already stood still when it was issued"
     return (
-        f"{format_ns(why.covered_ns)} ran between its start and the next task that needed it, "
-        f"{format_ns(why.exposed_ns)} too little"
+        f"what follows was launched only {format_ns(late)} after compute had stopped: the host "
+        "was late, or waited for it too"
     )
 
 

@@ -17,6 +17,9 @@ from undertow.program import Kind, Program, Timeline
 from undertow.program.model import IntArray
 from undertow.units import format_ns
 
+MEASURED = "measured"
+"""`priced_by` of a task that ran, as a trace tells."""
+
 
 class Reason(StrEnum):
     """What exposes a collective."""
@@ -27,6 +30,9 @@ class Reason(StrEnum):
     SHORT_COVER = "short cover"  # what runs between its start and its wait is too short
     SLOWED = "slowed"  # shared links or contention stretched it
     NEVER_WAITED = "never waited"  # nobody waits for it, and the step ends with it
+
+
+_NEEDS_HAZARDS = (Reason.PRODUCER, Reason.WAITED_AT_ONCE, Reason.SHORT_COVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ def explain(timeline: Timeline, start: int) -> Explanation | None:
 def sentence(program: Program, why: Explanation) -> str:
     """The explanation in words."""
     group = program.streams[program.tasks[why.start].stream].name
+    if program.tasks[why.start].priced_by == MEASURED and why.reason in _NEEDS_HAZARDS:
+        return _measured(why)
     match why.reason:
         case Reason.STREAM_BUSY:
             return (
@@ -92,6 +100,16 @@ def sentence(program: Program, why: Explanation) -> str:
             )
         case Reason.NEVER_WAITED:
             return f"nobody waits for it; the step ends {format_ns(why.exposed_ns)} later for it"
+
+
+def _measured(why: Explanation) -> str:
+    """A trace does not tell who needs what: nothing is said about where it could go."""
+    if why.covered_ns <= 0:
+        return "compute already stood still when it was issued"
+    return (
+        f"{format_ns(why.covered_ns)} ran between its start and where compute stood still, "
+        f"{format_ns(why.exposed_ns)} too little"
+    )
 
 
 def _named(program: Program, task: int) -> str:

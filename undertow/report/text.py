@@ -91,7 +91,8 @@ def _figures(summary: Summary) -> Iterator[Figure]:
         yield "idle", format_ns(summary.idle_ns), "compute waited for the host"
     yield "lower bound", format_ns(summary.bound_ns), f"{summary.bound_kind}{stream}"
     yield "  gap", f"{summary.gap:.1%}", "above the lower bound"
-    yield "peak memory", format_nbytes(summary.peak_nbytes), at
+    if summary.peak_nbytes:  # a trace, or a Program without buffers, has none
+        yield "peak memory", format_nbytes(summary.peak_nbytes), at
 
 
 def streams_table(summary: Summary) -> Table:

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch.profiler import ProfilerActivity, profile
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
 
 HERE = Path(__file__).parent
 SIZES = (1 << 10, 1 << 14, 1 << 18)  # elements
@@ -48,22 +49,47 @@ def run(rank: int, folder: str) -> None:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorded:
         for _ in range(REPEATS):
             step(rank)
-    recorded.export_chrome_trace(f"{folder}/{rank}.json")
+    recorded.export_chrome_trace(f"{folder}/gloo_rank{rank}.json")
+    train(rank, folder)
     dist.destroy_process_group()
+
+
+def train(rank: int, folder: str) -> None:
+    """Two steps of data-parallel training, in which rank 1 has twice the samples: a straggler."""
+    layers = [torch.nn.Linear(512, 512) for _ in range(4)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    samples = torch.randn(512 * (1 + rank), 512)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        profile_memory=True,
+        schedule=schedule(wait=1, warmup=1, active=2),
+        on_trace_ready=lambda p: p.export_chrome_trace(f"{folder}/ddp_rank{rank}.json"),
+    ) as recorded:
+        for _ in range(4):
+            model(samples).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorded.step()
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(run, args=(folder,), nprocs=2)
         for rank in range(2):
-            content = json.loads(Path(folder, f"{rank}.json").read_text())
-            content["traceEvents"] = [
-                event for event in content["traceEvents"] if str(event["name"]).startswith(KEPT)
-            ]
-            content["host_name"] = content["trace_id"] = ""
-            text = json.dumps(content, separators=(",", ":"))
-            raw = gzip.compress(text.encode(), mtime=0)
-            Path(HERE, f"gloo_rank{rank}.json.gz").write_bytes(raw)
+            pack(Path(folder), f"gloo_rank{rank}", KEPT)
+            pack(Path(folder), f"ddp_rank{rank}", ("",))
+
+
+def pack(folder: Path, name: str, kept: tuple[str, ...]) -> None:
+    content = json.loads((folder / f"{name}.json").read_text())
+    content["traceEvents"] = [
+        event for event in content["traceEvents"] if str(event["name"]).startswith(kept)
+    ]
+    content["host_name"] = content["trace_id"] = content["traceName"] = ""
+    text = json.dumps(content, separators=(",", ":"))
+    Path(HERE, f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":
