@@ -53,7 +53,7 @@ def test_exposed_time_is_what_compute_stood_still_for(tmp_path: Path) -> None:
 def test_the_lanes_are_the_compute_stream_and_one_for_each_group(tmp_path: Path) -> None:
     program = read(overlapped(), tmp_path).timeline.program
     names = [stream.name for stream in program.streams]
-    assert names == ["compute, stream 7", "host", "mesh_dp (stream 20)"]
+    assert names == ["compute", "host", "mesh_dp"]
     assert program.streams[2].ranks == (0, 1)
     kinds = [task.kind for task in program.tasks]
     assert kinds.count(Kind.WAIT) == kinds.count(Kind.START) == 2
@@ -93,9 +93,7 @@ def test_a_collective_behind_another_of_its_group_says_so(tmp_path: Path) -> Non
     trace.kernel(1060, 1120, launched=983)
     summary = measured_summary(read(trace, tmp_path))
     second = next(entry for entry in summary.exposed if entry.name == "all_gather_1")
-    assert second.sentence == (
-        "mesh_dp (stream 20) was busy with 'all_gather' for 30 us after it was started"
-    )
+    assert second.sentence == ("mesh_dp was busy with 'all_gather' for 30 us after it was started")
 
 
 def test_a_late_host_is_told_from_a_late_collective(tmp_path: Path) -> None:

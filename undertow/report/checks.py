@@ -21,20 +21,27 @@ _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison; `value` must not exceed `limit`, both as a reader writes them."""
+    """One comparison; `value` must not exceed `limit`, in ns, bytes or as a share."""
 
     name: str
-    passed: bool
-    value: str
-    limit: str
+    value: int | Fraction
+    limit: int | Fraction
+    unit: str  # "ns", "bytes" or "share"
     sentence: str
 
+    @property
+    def passed(self) -> bool:
+        return self.value <= self.limit
+
     def to_json(self) -> dict[str, Any]:
+        """Plain data; times in seconds, sizes in bytes, shares as fractions."""
+        scale = 1e9 if self.unit == "ns" else 1
         return {
             "name": self.name,
             "passed": self.passed,
-            "value": self.value,
-            "limit": self.limit,
+            "value": float(self.value) / scale,
+            "limit": float(self.limit) / scale,
+            "unit": "seconds" if self.unit == "ns" else self.unit,
             "sentence": self.sentence,
         }
 
@@ -80,24 +87,20 @@ def run_checks(plan: Plan, limits: Thresholds, baseline: Plan | None = None) -> 
 
 def _absolute(plan: Plan, limits: Thresholds) -> Iterator[Check]:
     figures = plan.planned
-    if limits.step_ns is not None:
-        yield _check("step", figures.total_ns, limits.step_ns, format_ns, "the step takes")
-    if limits.exposed_ns is not None:
-        yield _check(
-            "exposed", figures.exposed_ns, limits.exposed_ns, format_ns, "exposed communication is"
-        )
-    if limits.exposed_share is not None:
-        share = _ratio(figures.exposed_ns, figures.total_ns)
-        yield _check(
-            "exposed", share, limits.exposed_share, _percent, "the exposed share of the step is"
-        )
-    if limits.peak_nbytes is not None:
-        yield _check(
-            "peak", figures.peak_nbytes, limits.peak_nbytes, format_nbytes, "the peak memory is"
-        )
-    if limits.gap is not None:
-        gap = _ratio(figures.total_ns - plan.bound_ns, plan.bound_ns)
-        yield _check("gap", gap, limits.gap, _percent, "the gap to the lower bound is")
+    share = _ratio(figures.exposed_ns, figures.total_ns)
+    gap = _ratio(figures.total_ns - plan.bound_ns, plan.bound_ns)
+    asked: tuple[tuple[str, int | Fraction, int | Fraction | None, str, str], ...] = (
+        ("step", figures.total_ns, limits.step_ns, "ns", "the step takes"),
+        ("exposed", figures.exposed_ns, limits.exposed_ns, "ns", "exposed communication is"),
+        ("exposed", share, limits.exposed_share, "share", "the exposed share of the step is"),
+        ("peak", figures.peak_nbytes, limits.peak_nbytes, "bytes", "the peak memory is"),
+        ("gap", gap, limits.gap, "share", "the gap to the lower bound is"),
+    )
+    for name, value, limit, unit, text in asked:
+        if limit is not None:
+            how = "within" if value <= limit else "above"
+            said = f"{text} {_form(value, unit)}, {how} the limit of {_form(limit, unit)}"
+            yield Check(name, value, limit, unit, said)
 
 
 def _against(plan: Plan, baseline: Plan, limits: Thresholds) -> Iterator[Check]:
@@ -106,58 +109,38 @@ def _against(plan: Plan, baseline: Plan, limits: Thresholds) -> Iterator[Check]:
     Exposed time may grow by that share of the step: from nothing, any growth would be without
     bound.
     """
-    now, then, more = plan.planned, baseline.planned, 1 + limits.tolerance
-    slack = int(then.total_ns * limits.tolerance)
-    for name, value, base, limit, form, text in (
-        ("step", now.total_ns, then.total_ns, int(then.total_ns * more), format_ns, "the step"),
-        (
-            "exposed",
-            now.exposed_ns,
-            then.exposed_ns,
-            then.exposed_ns + slack,
-            format_ns,
-            "exposed communication",
-        ),
-        (
-            "peak",
-            now.peak_nbytes,
-            then.peak_nbytes,
-            int(then.peak_nbytes * more),
-            format_nbytes,
-            "the peak memory",
-        ),
+    now, then = plan.planned, baseline.planned
+    for name, value, base, of, unit, text in (
+        ("step", now.total_ns, then.total_ns, then.total_ns, "ns", "the step"),
+        ("exposed", now.exposed_ns, then.exposed_ns, then.total_ns, "ns", "exposed communication"),
+        ("peak", now.peak_nbytes, then.peak_nbytes, then.peak_nbytes, "bytes", "the peak memory"),
     ):
-        grown = f"{_percent(_ratio(value - base, base))} more than" if value > base else "within"
-        yield Check(
-            f"{name} against the baseline",
-            value <= limit,
-            form(value),
-            form(limit),
-            f"{text} is {form(value)}, {grown} the baseline's {form(base)} "
-            f"(up to {form(limit)} passes)",
+        limit = base + int(of * limits.tolerance)
+        share = f"{_form(_ratio(value - base, base), 'share')} " if base else ""
+        grown = f"{share}more than" if value > base else "within"
+        said = (
+            f"{text} is {_form(value, unit)}, {grown} the baseline's {_form(base, unit)} "
+            f"(up to {_form(limit, unit)} passes)"
         )
-
-
-def _check(name: str, value: Any, limit: Any, form: Any, text: str) -> Check:
-    within = value <= limit
-    how = "within" if within else "above"
-    sentence = f"{text} {form(value)}, {how} the limit of {form(limit)}"
-    return Check(name, within, form(value), form(limit), sentence)
+        yield Check(f"{name} against the baseline", value, limit, unit, said)
 
 
 def _ratio(part: int, whole: int) -> Fraction:
     return Fraction(part, whole) if whole else Fraction(0)
 
 
-def _percent(share: Fraction) -> str:
-    return f"{float(share):.2%}"
+def _form(value: int | Fraction, unit: str) -> str:
+    if unit == "share":
+        return f"{float(value):.2%}"
+    return format_ns(int(value)) if unit == "ns" else format_nbytes(int(value))
 
 
 def checks_report(checks: Sequence[Check]) -> Iterator[RenderableType]:
     rows = table("check", ">value", ">limit", "")
     for check in checks:
         verdict = Text("ok", style="green") if check.passed else Text("failed", style="bold red")
-        rows.add_row(check.name, check.value, check.limit, verdict)
+        value, limit = (_form(number, check.unit) for number in (check.value, check.limit))
+        rows.add_row(check.name, value, limit, verdict)
     yield rows
     for check in checks:
         if not check.passed:

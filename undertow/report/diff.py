@@ -204,7 +204,15 @@ def _longest_rising(numbers: Sequence[int]) -> list[int]:
     return found
 
 
-def _changes(a: Side, b: Side) -> Iterator[Change]:
+def _changes(a: Side, b: Side) -> list[Change]:
+    """Tasks that are not what they were; what changed most in time first."""
+    changes = list(_all_changes(a, b))
+    return sorted(
+        changes, key=lambda change: -abs(change.after - change.before) if change.what == "ns" else 0
+    )
+
+
+def _all_changes(a: Side, b: Side) -> Iterator[Change]:
     if a.facts is None or b.facts is None:
         return
     for name in b.order:

@@ -180,7 +180,10 @@ def _measure(name: str, found: SortedTrace, runs: list[Run], steps: tuple[str, .
 
 
 def _lanes(runs: Sequence[Run]) -> tuple[dict[str, int], list[Stream]]:
-    """Lane -> stream: the busiest that computes is the compute stream, the host's is left out."""
+    """Lane -> stream: the busiest that computes is the compute stream, and nothing is the host's.
+
+    Streams go by their group; the second stream of one group has a number.
+    """
     busy: Counter[str] = Counter()
     ranks: dict[str, tuple[int, ...]] = {}
     for run in runs:
@@ -190,11 +193,12 @@ def _lanes(runs: Sequence[Run]) -> tuple[dict[str, int], list[Stream]]:
             ranks.setdefault(run.lane, run.ranks)
     main = min(busy, key=lambda lane: (-busy[lane], lane), default="compute")
     lanes = {main: COMPUTE_STREAM}
-    streams = [Stream("compute" if main == "compute" else f"compute, {main}"), Stream("host")]
+    streams = [Stream("compute"), Stream("host")]
+    names = _Names()
     for lane in dict.fromkeys(run.lane for run in runs):
         if lane not in lanes:
             lanes[lane] = len(streams)
-            streams.append(Stream(lane, ranks.get(lane, ())))
+            streams.append(Stream(names.unique(lane.split(" (")[0]), ranks.get(lane, ())))
     return lanes, streams
 
 

@@ -7,6 +7,7 @@ that one. This needs no common clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -175,8 +176,8 @@ def _occurrences(traces: Sequence[Measured], notes: list[str]) -> Iterator[dict[
 
 
 def _bare(lane: str) -> str:
-    """A lane's name without the stream or thread, whose numbers differ from rank to rank."""
-    return lane.split(" (")[0].split(" stream ")[0]
+    """A lane's group, without the number of its stream: that may differ from rank to rank."""
+    return re.sub(r"_\d+$", "", lane)
 
 
 # -- for readers ----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ _SHORTEST_NAME = re.compile(r"[(<]")
 class Run:
     """One thing that ran; times in nanoseconds of the trace's own clock."""
 
-    lane: str
+    lane: str  # what is in parentheses tells lanes of one group apart
     name: str
     begin: int
     end: int
@@ -108,7 +108,7 @@ def _nccl(found: SortedTrace, ops: Mapping[Any, str], event: Event) -> Run:
     run = _kernel(found, ops, event, "")
     sample = nccl_sample(facts, str(event.get("name")), run.end - run.begin, found.groups)
     group = facts.get("Process Group Description") or facts.get("Process Group Name")
-    lane = f"{group} (stream {_stream(event)})" if group else f"nccl stream {_stream(event)}"
+    lane = f"{group or 'nccl'} (stream {_stream(event)})"
     sequence = facts.get("Seq")
     run = replace(
         run,
