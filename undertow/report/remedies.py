@@ -180,7 +180,7 @@ def _bucketing(setup: Setup, plan: Plan, start: str) -> Iterator[_Question]:
     others = [bucket for bucket in plan.buckets if bucket is not own]
     if own is not None:
         rest = tuple(name for name in own.members if name != start)
-        kept = [Bucket(rest)] if len(rest) > 1 else []
+        kept = [replace(own, members=rest)] if len(rest) > 1 else []
         yield _Question(
             "bucket",
             f"{start} alone, out of its bucket of {len(own.members)}",
@@ -199,11 +199,13 @@ def _bucketing(setup: Setup, plan: Plan, start: str) -> Iterator[_Question]:
         name = program.tasks[alike[neighbour]].name
         if name in members:
             continue
-        theirs = next((bucket for bucket in others if name in bucket.members), Bucket((name,)))
-        both = tuple(sorted((*members, *theirs.members), key=program.index.__getitem__))
+        theirs = next((bucket for bucket in others if name in bucket.members), None)
+        joined = own or theirs or Bucket(())
+        names = {*members, *(theirs.members if theirs else (name,))}
+        both = replace(joined, members=tuple(sorted(names, key=program.index.__getitem__)))
         left = [bucket for bucket in others if bucket is not theirs]
         yield _Question(
             "bucket",
             f"merged with {name}, the one {where} it",
-            replace(setup, buckets=(*left, Bucket(both)), merge=True),
+            replace(setup, buckets=(*left, both), merge=True),
         )
