@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Run
 from undertow.cli.app import COMMANDS
 
@@ -24,3 +26,17 @@ def test_the_reference_has_every_command() -> None:
 def test_the_example_in_the_readme_runs() -> None:
     code = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     exec(compile(code.replace('"undertow/', f'"{ROOT}/undertow/'), "README.md", "exec"), {})
+
+
+def test_the_check_in_the_example_for_ci_runs(
+    undertow: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path / "cache"))
+    baseline = tmp_path / "plan.json"
+    undertow("plan", "gpt2-debug", "--save-plan", baseline, "--json")
+    text = (ROOT / "docs" / "ci.md").read_text().split("```yaml")[1]
+    (command,) = (line for line in text.splitlines() if "run: undertow check" in line)
+    words = command.split("undertow ")[1].replace("plan.json", str(baseline)).split()
+    result = undertow(*words)
+    assert (result.code, result.err) in ((0, ""), (1, ""))
+    assert "exposed against the baseline" in result.out

@@ -16,7 +16,7 @@ from undertow.report.text import table
 from undertow.units import format_nbytes, format_ns
 
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
-_BAR = 16  # columns of the longest bar
+_BAR = 12  # columns of the longest bar
 _WIDE = 8  # values that span such a factor are drawn on a logarithmic axis
 
 
@@ -70,7 +70,7 @@ class Row:
 
 
 def sweep_report(rows: Sequence[Row]) -> Iterator[RenderableType]:
-    """The rows for a reader; those that failed say why below."""
+    """The rows for a reader, tokens by rank; those that failed say why below."""
     yield sweep_table(rows)
     for row in rows:
         if row.error:
@@ -81,7 +81,7 @@ def sweep_table(rows: Sequence[Row]) -> Table:
     axes = list(rows[0].settings) if rows else []
     made = table(
         *(f">{name}" for name in axes),
-        ">captured", ">planned", ">exposed", ">of step", ">peak memory", ">tokens/s/rank", "=",
+        ">captured", ">planned", ">exposed", ">of step", ">peak", ">tokens/s", "=",
     )  # fmt: skip
     longest = max((row.case.step_ns for row in rows if row.case), default=1) or 1
     for row in rows:
