@@ -118,6 +118,12 @@ def test_a_second_stream_that_computes_hides_too(tmp_path: Path) -> None:
     assert "stream 8" in [stream.name for stream in timeline.program.streams]
 
 
+def test_kernels_that_overlap_in_one_stream_are_counted_once(tmp_path: Path) -> None:
+    trace = Trace().kernel(1000, 1050, launched=990).kernel(1045, 1100, launched=991)
+    timeline = read(trace, tmp_path).timeline
+    assert (timeline.compute_ns, timeline.total_ns, timeline.idle_ns) == (100 * US, 100 * US, 0)
+
+
 def test_one_step_of_several_can_be_taken(tmp_path: Path) -> None:
     trace = Trace()
     for number, at in ((3, 1000), (4, 2000)):

@@ -130,18 +130,8 @@ class _Pause:
 
 def _measure(name: str, found: SortedTrace, runs: list[Run], steps: tuple[str, ...]) -> Measured:
     zero = min(run.begin for run in runs)
-    runs = sorted(
-        (
-            replace(
-                run,
-                begin=run.begin - zero,
-                end=run.end - zero,
-                launched=max(run.launched - zero, 0),
-            )
-            for run in runs
-        ),
-        key=lambda run: (run.launched, run.begin, run.end, run.lane),
-    )
+    runs = _one_at_a_time(runs, zero)
+    runs.sort(key=lambda run: (run.launched, run.begin, run.end, run.lane))
     total = max(run.end for run in runs)
     lanes, streams = _lanes(runs)
     computing = _union([(run.begin, run.end) for run in runs if not run.is_collective])
@@ -177,6 +167,20 @@ def _measure(name: str, found: SortedTrace, runs: list[Run], steps: tuple[str, .
         steps,
         dict(found.skipped),
     )
+
+
+def _one_at_a_time(runs: Sequence[Run], zero: int) -> list[Run]:
+    """Times since `zero`; what begins before the end of the one before it in its lane begins there
+    (a kernel that is launched while its predecessor drains, or a rounded nanosecond)."""
+    free: dict[str, int] = {}
+    found = []
+    for run in sorted(runs, key=lambda run: (run.begin, run.end)):
+        begin = max(run.begin - zero, free.get(run.lane, 0))
+        end = max(run.end - zero, begin)
+        free[run.lane] = end
+        launched = min(max(run.launched - zero, 0), begin)
+        found.append(replace(run, begin=begin, end=end, launched=launched))
+    return found
 
 
 def _lanes(runs: Sequence[Run]) -> tuple[dict[str, int], list[Stream]]:
