@@ -20,7 +20,7 @@ from undertow.program import (
     Task,
     verify,
 )
-from undertow.schedule.buckets import Bucket, bucket_key, merge, propose
+from undertow.schedule.buckets import Bucket, bucket_key, merge, propose, propose_of_size
 
 MIB = 1 << 20
 REPRICE = repricer(Cluster.parse("h100x8"))
@@ -170,3 +170,9 @@ def test_merged_programs_are_legal_in_their_own_order(rng: random.Random, size: 
     verify(merged.program, Order.captured(merged.program))
     covered = sorted(task for origin in merged.origins for task in origin)
     assert covered == list(range(len(program)))
+
+
+def test_one_size_for_collectives_of_every_kind():
+    program = gathers(6, dtype="float32")
+    assert [len(bucket.members) for bucket in propose_of_size(program, 3 * MIB)] == [3, 2]
+    assert propose_of_size(program, MIB) == []

@@ -99,6 +99,17 @@ def test_small_collectives_are_merged_where_that_is_shorter():
     assert merged.timeline.total_ns < alone.timeline.total_ns
 
 
+def test_buckets_that_are_given_are_taken():
+    program, given_buckets = gathers(12), (Bucket(("g0", "g1")), Bucket(("g4", "g5", "g6")))
+    found = solve(program, Limits(peak_ratio=None), reprice=REPRICE, buckets=given_buckets)
+    assert found.plan.buckets == given_buckets
+    verify(found.merged.program, found.order)
+    none = solve(program, Limits(peak_ratio=None), reprice=REPRICE, buckets=())
+    assert none.plan.buckets == ()
+    tight = solve(program, Limits(), reprice=REPRICE, buckets=given_buckets)
+    assert tight.timeline.peak_nbytes <= simulate(program).peak_nbytes
+
+
 def test_a_program_without_collectives_is_left_as_it_is():
     program = parse_program("a compute 1us\nb compute 1us")
     assert solve(program).plan.order == ("a", "b")
@@ -114,6 +125,17 @@ def test_plans_survive_json_and_are_applied_again():
     assert again == plan
     merged, order = apply_plan(program, again, REPRICE)
     assert simulate(merged.program, order).total_ns == plan.planned.total_ns
+
+
+def test_what_a_plan_was_made_from_is_kept_and_has_no_part_in_what_it_is():
+    plan = plan_of_gathers()
+    named = replace(plan, origin={"model": "llama3-8b", "set": ["nodes=2"]})
+    again = Plan.from_json(json.loads(json.dumps(named.to_json())))
+    assert again.origin == named.origin
+    assert again == plan
+    assert "origin" not in plan.to_json()
+    with pytest.raises(ProgramError, match="origin"):
+        Plan.from_json(plan.to_json() | {"origin": "here"})
 
 
 @pytest.mark.parametrize(
