@@ -207,7 +207,7 @@ def plan(
     if device_nbytes is not None and device_nbytes <= 0:
         raise UndertowError("the memory of a device must be more than nothing")
     capture = capture_step(settings, None if isinstance(model, str) else model, cache, progress)
-    return predict(
+    step = predict(
         capture,
         target,
         device_nbytes=device_nbytes,
@@ -218,6 +218,41 @@ def plan(
         sources=sources,
         progress=progress,
     )
+    # Objects cannot be named in a file: such a Plan's step is found by its Program alone.
+    if not isinstance(model, str) or not isinstance(cluster, str) or sources:
+        return step
+    return with_origin(step, _origin(settings, cluster, limits or Limits(), merge, bucket_nbytes))
+
+
+def with_origin(step: PlannedStep, origin: Mapping[str, Any]) -> PlannedStep:
+    """The step, its Plan knowing what it was made from: options of `undertow plan` by name."""
+    if step.solution is None:
+        return step
+    plan = replace(step.solution.plan, origin=origin)
+    return replace(step, solution=replace(step.solution, plan=plan))
+
+
+def _origin(
+    settings: StepSettings, cluster: str, limits: Limits, merge: bool, bucket_nbytes: int | None
+) -> dict[str, Any]:
+    usual = StepSettings(settings.model)
+    named = ("parallel", "batch", "seq", "dtype", "optimizer", "checkpoint")
+    origin = {
+        name: getattr(settings, name)
+        for name in named
+        if getattr(settings, name) != getattr(usual, name)
+    }
+    if settings.mesh:
+        origin["mesh"] = ",".join(f"{name}={size}" for name, size in settings.mesh)
+    if not settings.reshard_after_forward:
+        origin["keep_gathered"] = True
+    if limits.memory_text() != Limits().memory_text():
+        origin["memory"] = limits.memory_text()
+    if not merge:
+        origin["no_merge"] = True
+    elif bucket_nbytes is not None:
+        origin["bucket"] = str(bucket_nbytes)
+    return {"model": settings.model, "cluster": cluster, **origin}
 
 
 def settings_for(

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+import undertow as undertow_package
 from tests.cli.conftest import Run
 from undertow.cli.step import StepOptions
 from undertow.errors import UndertowError
+from undertow.schedule.limits import Limits
 
 MODEL = ("llama3-debug", "--seq", "64", "--cluster", "2xh100x8")
 
@@ -204,6 +206,22 @@ def test_a_plan_remembers_what_it_was_made_from(saved: Path) -> None:
     origin = json.loads(saved.read_text())["origin"]
     assert origin == {"model": "llama3-debug", "seq": 64, "cluster": "2xh100x8"}
     assert StepOptions.from_origin(origin) == StepOptions("llama3-debug", "2xh100x8", seq=64)
+
+
+def test_a_plan_made_in_python_remembers_it_too() -> None:
+    def origin(**options: Any) -> StepOptions:
+        step = undertow_package.plan("llama3-debug", "2xh100x8", seq=64, **options)
+        assert step.solution is not None
+        return StepOptions.from_origin(step.solution.plan.origin)
+
+    assert origin() == StepOptions("llama3-debug", "2xh100x8", seq=64)
+    given = origin(
+        mesh={"dp": 16}, merge=False, limits=Limits(peak_ratio=1.05), reshard_after_forward=False
+    )
+    assert given == StepOptions(
+        "llama3-debug", "2xh100x8", seq=64, mesh="dp=16", no_merge=True, memory="+5%",
+        keep_gathered=True,
+    )  # fmt: skip
 
 
 def test_an_origin_of_files_and_figures_comes_back_as_it_was() -> None:

@@ -36,7 +36,7 @@ _MOST_TRACKS = 8  # on one page
 def command(
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE...", help="Files of torch.profiler, one for each rank."),
+        typer.Argument(metavar="TRACE", help="Files of torch.profiler, one for each rank."),
     ],
     step: Annotated[
         str | None,

@@ -34,6 +34,7 @@ from undertow.planner import (
     capture_step,
     predict,
     settings_for,
+    with_origin,
 )
 from undertow.program.serialize import load_json
 from undertow.progress import Progress
@@ -120,7 +121,8 @@ class StepOptions:
     bucket: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="Merge collectives up to this size (64MiB) and choose none."
+            metavar="SIZE",
+            help="Merge collectives up to this size (64MiB) instead of choosing one.",
         ),
     ] = None
     table: TableOption = None
@@ -178,10 +180,7 @@ class StepOptions:
             sources=find_sources(self.table or (), self.profile or (), cluster),
             progress=progress,
         )
-        if step.solution is None:
-            return step
-        plan = replace(step.solution.plan, origin=self.to_origin())
-        return replace(step, solution=replace(step.solution, plan=plan))
+        return with_origin(step, self.to_origin())
 
     def check(self) -> None:
         """Refuse, before the work starts, what can be seen to be wrong."""

@@ -53,6 +53,18 @@ class Limits:
                 "captured order's own peak (+5%), or none"
             ) from error
 
+    def memory_text(self) -> str:
+        """What a user would write for the limit on memory: `parse` reads it.
+
+        >>> Limits(peak_ratio=1.05).memory_text(), Limits(peak_bytes=4096).memory_text()
+        ('+5%', '4096')
+        """
+        if self.peak_bytes is not None:
+            return str(self.peak_bytes)
+        if self.peak_ratio is None:
+            return "none"
+        return f"{float((Fraction(str(self.peak_ratio)) - 1) * 100):+g}%"
+
     def allowed_peak(self, program: Program) -> int | None:
         """The largest peak that is allowed for `program`, in bytes; None if any is."""
         if self.peak_bytes is not None:
