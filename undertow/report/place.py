@@ -6,6 +6,7 @@ do to the step, and the memory limit whether it is allowed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,28 +69,30 @@ class Place:
 
 
 def _sentence(shift: Shift | None, way: str, side: str, blocker: str) -> str:
+    is_up = way == "earlier"
     if shift is None:
-        why = (
-            f"it stands right {side} {blocker}, which it depends on"
-            if side == "after"
-            else (f"{blocker}, right after it, depends on it")
-        )
-        end = "it is the first" if side == "after" else "it is the last"
-        return f"It cannot be {way}: {why if blocker else end}."
-    where = f"up to right {side} {shift.blocker}" if shift.blocker else "to the end of the step"
+        if not blocker:
+            return f"It cannot be {way}: it is the {'first' if is_up else 'last'}."
+        if is_up:
+            return f"It cannot be earlier: it stands right after {blocker}, which it depends on."
+        return f"It cannot be later: {blocker}, right after it, depends on it."
+    end = "beginning" if is_up else "end"
+    where = f"right {side} {shift.blocker}" if shift.blocker else f"at the {end} of the step"
+    return f"It could be {way}, at most {where}: {_cost(shift)}."
+
+
+def _cost(shift: Shift) -> str:
+    """What moving it there would do."""
     if shift.over_nbytes:
-        cost = f"the peak would be {format_nbytes(shift.over_nbytes)} over the limit"
-    else:
-        parts = []
-        if shift.ns:
-            parts.append(
-                f"the step {format_ns(abs(shift.ns))} {'longer' if shift.ns > 0 else 'shorter'}"
-            )
-        if shift.nbytes:
-            more = "more" if shift.nbytes > 0 else "less"
-            parts.append(f"the peak {format_nbytes(abs(shift.nbytes))} {more}")
-        cost = " and ".join(parts) or "neither time nor memory would change"
-    return f"It could be {way}, {where}: {cost}."
+        return f"the peak would be {format_nbytes(shift.over_nbytes)} over the limit"
+    parts = []
+    if shift.ns:
+        change = "longer" if shift.ns > 0 else "shorter"
+        parts.append(f"the step would be {format_ns(abs(shift.ns))} {change}")
+    if shift.nbytes:
+        change = "higher" if shift.nbytes > 0 else "lower"
+        parts.append(f"the peak {format_nbytes(abs(shift.nbytes))} {change}")
+    return " and ".join(parts) or "neither time nor memory would change"
 
 
 def place_of(solution: Solution, task: int, allowed_nbytes: int | None) -> Place:
@@ -101,8 +104,10 @@ def place_of(solution: Solution, task: int, allowed_nbytes: int | None) -> Place
     after = min(program.successors[task], key=places.__getitem__, default=-1)
     first = places[before] + 1 if before >= 0 else 0
     last = places[after] - 1 if after >= 0 else len(program) - 1
+    producer = _named(program, before, program.predecessors, lambda i: places[i])
+    consumer = _named(program, after, program.successors, lambda i: -places[i])
 
-    def shift(to: int, blocker: int) -> Shift | None:
+    def shift(to: int, blocker: str) -> Shift | None:
         if _is_free(program, order, position, to):
             return None
         tasks = list(order.tasks)
@@ -112,7 +117,7 @@ def place_of(solution: Solution, task: int, allowed_nbytes: int | None) -> Place
         over = 0 if allowed_nbytes is None else max(moved.peak_nbytes - allowed_nbytes, 0)
         return Shift(
             to,
-            program.tasks[blocker].name if blocker >= 0 else "",
+            blocker,
             moved.total_ns - now.total_ns,
             moved.peak_nbytes - now.peak_nbytes,
             over,
@@ -123,11 +128,20 @@ def place_of(solution: Solution, task: int, allowed_nbytes: int | None) -> Place
         len(program),
         int(solution.timeline.begin[task]),
         int(solution.timeline.end[task]),
-        shift(first, before),
-        shift(last, after),
-        program.tasks[before].name if before >= 0 else "",
-        program.tasks[after].name if after >= 0 else "",
+        shift(first, producer),
+        shift(last, consumer),
+        producer,
+        consumer,
     )
+
+
+def _named(
+    program: Program, task: int, edges: Sequence[Sequence[int]], nearness: Callable[[int], int]
+) -> str:
+    """The name of a neighbour, or of what it is a view of (or for): empty where there is none."""
+    while task >= 0 and program.tasks[task].kind is Kind.VIEW and edges[task]:
+        task = max(edges[task], key=nearness)
+    return program.tasks[task].name if task >= 0 else ""
 
 
 def _is_free(program: Program, order: Order, position: int, to: int) -> bool:
