@@ -230,10 +230,18 @@ def test_an_origin_of_files_and_figures_comes_back_as_it_was() -> None:
     assert StepOptions.from_origin(origin) == options
 
 
-@pytest.mark.parametrize("origin", [{}, {"cluster": "h100"}, {"model": "m", "colour": "red"}])
+@pytest.mark.parametrize("origin", [{}, {"cluster": "h100"}])
 def test_an_origin_that_says_nothing_is_refused(origin: dict[str, str]) -> None:
     with pytest.raises(UndertowError, match="does not say which step"):
         StepOptions.from_origin(origin)
+
+
+@pytest.mark.parametrize(
+    "more", [{"colour": "red"}, {"batch": "2"}, {"batch": True}, {"set": "nodes=2"}, {"seq": 1.5}]
+)
+def test_an_origin_of_another_kind_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(UndertowError, match="does not understand; make the plan anew"):
+        StepOptions.from_origin({"model": "m"} | more)
 
 
 # -- explain --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -207,12 +207,18 @@ class StepOptions:
     @staticmethod
     def from_origin(origin: Mapping[str, Any]) -> StepOptions:
         """The options that a Plan was made with."""
-        known = {entry.name for entry in fields(StepOptions)}
-        if "model" not in origin or not known.issuperset(origin):
+        hints = get_type_hints(StepOptions)
+        if "model" not in origin:
             raise UndertowError(
                 "the plan does not say which step it was made from; give its Program with "
                 "--program and --cluster, or make the plan with `undertow plan --save-plan`"
             )
+        for name, value in origin.items():
+            if name not in hints or not _fits(value, hints[name]):
+                raise UndertowError(
+                    f"the plan says that it was made with {name} = {value!r}, which this undertow "
+                    "does not understand; make the plan anew"
+                )
         paths = {
             name: [Path(path) for path in origin[name]]
             for name in ("table", "profile")
@@ -220,6 +226,16 @@ class StepOptions:
         }
         devices = {"devices_file": Path(origin["devices_file"])} if "devices_file" in origin else {}
         return StepOptions(**{**origin, **paths, **devices})
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether plain data can be an option of this type; a path is written as text."""
+    choices = get_args(hint)
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(item, choices[0]) for item in value)
+    if choices:
+        return any(_fits(value, choice) for choice in choices)
+    return type(value) is (str if hint is Path else hint)
 
 
 def _plain(value: Any) -> Any:
