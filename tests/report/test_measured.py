@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
+import undertow.cli
+from tests.programs import random_order, random_program, rngs
 from tests.report.kineto import COMPUTE, Trace
+from tests.report.steps import two_layers
+from undertow.cost.cluster import Cluster
+from undertow.cost.price import price
 from undertow.errors import CostError
-from undertow.program import Kind, Timeline, timeline_from_json, timeline_to_json
+from undertow.program import (
+    Kind,
+    Machine,
+    Timeline,
+    load_program,
+    simulate,
+    timeline_from_json,
+    timeline_to_json,
+)
 from undertow.report.measured import Measured, read_measured
 from undertow.report.ranks import compare_ranks, measured_summary
+from undertow.schedule.solve import solve
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 US = 1000
@@ -163,6 +180,53 @@ def test_kernels_of_an_unknown_kind_are_collectives_without_a_description(tmp_pa
     assert measured.timeline.program.tasks[start].work is None
     assert measured.timeline.exposed_ns == 40 * US
     assert measured.skipped == {"NCCL kernels of an unknown kind": 1}
+
+
+def as_trace(timeline: Timeline) -> Trace:
+    """What a profiler would have written of a simulated step, launched well ahead."""
+    trace, program = Trace(world=64), timeline.program
+    lanes = {stream: 20 + stream for stream in range(len(program.streams))}
+    for place, i in enumerate(timeline.order.tasks):
+        task, launched = program.tasks[i], 1.0 + place * 1e-3
+        begin, end = (float(times[i]) / US + 1000 for times in (timeline.begin, timeline.end))
+        if task.kind is Kind.COMPUTE and end > begin:
+            trace.kernel(begin, end, f"{task.name}(int)", launched=launched)
+        elif task.kind is Kind.START:
+            group = program.streams[task.stream].name
+            trace.collective(begin, end, launched=launched, stream=lanes[task.stream], group=group)
+    return trace
+
+
+def test_a_simulated_step_comes_back_from_its_trace_as_it_was(tmp_path: Path) -> None:
+    program = load_program(Path(undertow.cli.__file__).parent / "data" / "fsdp_step.json")
+    priced = price(program, Cluster.parse("8xh100x8")).program
+    steps = [two_layers().program, replace(priced, machine=Machine())]
+    for simulated in (*map(simulate, steps), solve(steps[1]).timeline):
+        measured = read(as_trace(simulated), tmp_path).timeline
+        assert measured.total_ns == simulated.total_ns
+        assert measured.compute_ns == simulated.compute_ns
+        assert measured.communication_ns == simulated.communication_ns
+        assert measured.exposed_ns == simulated.exposed_ns
+        each = [[e.exposed_ns for e in t.exposures()] for t in (simulated, measured)]
+        assert each[0] == each[1]
+
+
+@given(rngs)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_exposed_in_a_simulated_step_is_exposed_in_its_trace(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    """In all, that is: of two groups that are busy in one pause, a trace cannot tell which one is
+    waited for."""
+    program = random_program(rng, 14, plain=True)
+    simulated = simulate(program, random_order(rng, program))
+    if not simulated.total_ns or not simulated.compute_ns:
+        return
+    measured = read(as_trace(simulated), tmp_path).timeline
+    # The trace begins with the first thing that takes time.
+    assert measured.compute_ns == simulated.compute_ns
+    assert measured.exposed_ns == simulated.exposed_ns
+    assert measured.total_ns == simulated.total_ns
 
 
 # -- several ranks --------------------------------------------------------------------------------
