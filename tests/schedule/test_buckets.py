@@ -76,7 +76,7 @@ def test_kinds_that_cannot_be_coalesced_run_alone(kind):
     assert members(gathers(3, kind=kind), 100 * MIB) == [("g0", "g2")]
 
 
-def test_collectives_that_write_in_place_or_into_a_given_buffer_run_alone():
+def test_collectives_in_place_are_coalesced_among_themselves_and_those_into_a_given_buffer_never():
     builder = ProgramBuilder("in place")
     dp = builder.group("dp", range(8))
     work = Collective(CollectiveKind.ALL_REDUCE, MIB, reduce_op="sum")
@@ -85,7 +85,14 @@ def test_collectives_that_write_in_place_or_into_a_given_buffer_run_alone():
         builder.compute(f"c{k}", writes=[x], ns=1)
         builder.start(f"s{k}", dp, reads=[x], writes=[x], work=work, ns=1)
         builder.wait(f"w{k}", f"s{k}")
-    assert keys(builder.build()) == {None}
+    out = builder.input("out", MIB)
+    builder.start("o", dp, reads=["x0"], writes=[out], work=work, ns=1)
+    builder.wait("ow", "o")
+    program = builder.build()
+    first, second, other = (bucket_key(program, start) for start in program.starts)
+    assert first == second
+    assert (first.how, first.in_place) == ("coalesced", True)
+    assert other.how == "copied"
 
 
 def chain() -> Program:

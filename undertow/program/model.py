@@ -102,6 +102,15 @@ class Work:
         return self.nbytes_read + self.nbytes_written
 
 
+class Join(StrEnum):
+    """How a collective may become one with others."""
+
+    ANY = "any"
+    COALESCED = "coalesced"  # only in one call with several tensors
+    COPIED = "copied"  # only by copies into one flat tensor and out of it
+    ALONE = "alone"
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Description of a collective; its ranks are those of the stream that its start runs on."""
@@ -111,6 +120,7 @@ class Collective:
     dtype: str = "float32"
     reduce_op: str = ""  # "sum", "avg", ...; empty where nothing is reduced
     peer: int | None = None  # send and recv: the other rank
+    join: Join = Join.ANY  # as far as its operator goes; what else must hold: schedule.buckets
 
 
 @dataclass(frozen=True, slots=True)

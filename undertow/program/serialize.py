@@ -23,6 +23,7 @@ from undertow.program.model import (
     CollectiveKind,
     HazardKind,
     IntArray,
+    Join,
     Kind,
     Lifetime,
     Machine,
@@ -178,7 +179,8 @@ def _read_collective(data: Json) -> Collective | None:
     work = dict(data["work"])
     if work.get("nbytes") is not None:
         _check_figures(data["name"], [work["nbytes"]])
-    return Collective(**{**work, "kind": CollectiveKind(work["kind"])})
+    join = Join(work.get("join", Join.ANY))
+    return Collective(**{**work, "kind": CollectiveKind(work["kind"]), "join": join})
 
 
 def _check_figures(task: str, figures: list[Any]) -> None:

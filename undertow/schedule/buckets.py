@@ -1,20 +1,33 @@
 """Buckets: collectives of one kind, group, reduce op and dtype that run as one.
 
-A bucket is run coalesced: one call with several tensors, so that its latency is paid once and no
-bytes are copied; each member keeps its own wait. `merge` makes the Program in which that is so,
-with the captured order adapted; `propose` groups collectives by size.
+A bucket is run coalesced, one call with several tensors, so that its latency is paid once, no bytes
+are copied and each member keeps its own wait; or by copies into one flat tensor and out of it
+(`undertow.schedule.bucket_copies`), where there is no such call, where dtypes are mixed (gathers
+and all-to-all only, which move bytes and do not look at them), or where that is asked for. `merge`
+makes the Program in which that is so, with the captured order adapted; `propose` groups collectives
+by size.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from undertow.program import Collective, CollectiveKind, Hazard, Program, Task
+from undertow.program import Collective, CollectiveKind, Hazard, Join, Kind, Program, Task
+from undertow.schedule.bucket_copies import (
+    CopiedStart,
+    Copies,
+    can_be_copied,
+    folded_casts,
+    with_copies,
+)
+from undertow.schedule.bucket_copies import (
+    Reprice as Reprice,
+)
 
-Reprice = Callable[[Task, tuple[int, ...]], Task]
-"""Fills in what a start takes, from its description and the ranks of its group."""
+How = Literal["coalesced", "copied"]
 
 COALESCED = (
     CollectiveKind.ALL_GATHER,
@@ -22,8 +35,29 @@ COALESCED = (
     CollectiveKind.ALL_REDUCE,
 )
 """Kinds that can be run several at once."""
+COPIED = (*COALESCED, CollectiveKind.ALL_TO_ALL)
+"""Kinds that can be run as one on a flat tensor."""
+MIXED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
+"""Kinds that move bytes whatever they stand for."""
 
-Key = tuple[int, CollectiveKind, str, str]
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What collectives must have in common to run as one."""
+
+    stream: int
+    kind: CollectiveKind
+    reduce_op: str
+    dtype: str  # empty where dtypes may be mixed
+    how: How
+    in_place: bool = False  # matters to a coalesced call alone
+
+
+Keys = dict[int, Key | None]  # by start; None for one that runs alone
+
+Style = Literal["coalesced", "usual", "saving", "mixed"]
+"""Which buckets are proposed: coalesced ones only; those and copies where there is no other way;
+also reductions copied where that saves casts; also gathers of several dtypes in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,43 +65,75 @@ class Bucket:
     """Starts of the captured Program, by name, that run as one."""
 
     members: tuple[str, ...]
+    how: How = "coalesced"
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
     """A Program in which buckets run as one.
 
-    `origins[i]` are the captured tasks that task i stands for: one, or the members of a bucket.
+    `origins[i]` are the captured tasks that task i stands for: one, the members of a bucket, or for
+    a copy that packs, the casts that it does; none for the wait of a copied bucket.
     """
 
     program: Program
     buckets: tuple[Bucket, ...]  # without those that would have closed a cycle
     origins: tuple[tuple[int, ...], ...]
+    copies: tuple[Copies, ...] = ()  # the tasks of the buckets that are copied
 
 
-def bucket_key(program: Program, start: int) -> Key | None:
-    """What collectives must have in common to run as one; None for one that must run alone: of
-    another kind, of unknown size, or writing to a buffer that was there before (in place, `out=`),
-    since a coalesced call makes its own."""
+def ways(program: Program, start: int) -> tuple[How, ...]:
+    """How a collective can be part of a bucket, the cheapest first; none if it must run alone: of
+    another kind, of unknown size, never waited for, or without the form that this would take."""
     task = program.tasks[start]
     work = task.work
-    if not isinstance(work, Collective) or work.nbytes is None or work.kind not in COALESCED:
-        return None
-    if any(program.first_toucher[buffer] != start for buffer in task.writes):
-        return None
-    return task.stream, work.kind, work.reduce_op, work.dtype
+    if not isinstance(work, Collective) or work.nbytes is None:
+        return ()
+    found: list[How] = []
+    is_new = all(program.first_toucher[buffer] == start for buffer in task.writes)
+    in_place = work.kind is CollectiveKind.ALL_REDUCE and _is_in_place(task)
+    if work.join in (Join.ANY, Join.COALESCED) and work.kind in COALESCED and (is_new or in_place):
+        found.append("coalesced")
+    may_be_copied = work.join in (Join.ANY, Join.COPIED) and work.kind in COPIED and work.nbytes > 0
+    if may_be_copied and can_be_copied(program, start):
+        found.append("copied")
+    return tuple(found)
 
 
-def propose(program: Program, most_nbytes: dict[Key, int]) -> list[Bucket]:
+def bucket_key(
+    program: Program, start: int, how: How | None = None, *, mixed: bool = False
+) -> Key | None:
+    """What others must share with this collective to run as one with it in this way (by default
+    the cheapest that it has); None if it cannot. `mixed` allows other dtypes where copies do."""
+    found = ways(program, start)
+    how = how or next(iter(found), None)
+    if how is None or how not in found:
+        return None
+    task = program.tasks[start]
+    work = task.work
+    assert isinstance(work, Collective)
+    any_dtype = mixed and how == "copied" and work.kind in MIXED
+    in_place = how == "coalesced" and _is_in_place(task)
+    dtype = "" if any_dtype else work.dtype
+    return Key(task.stream, work.kind, work.reduce_op, dtype, how, in_place)
+
+
+def _is_in_place(task: Task) -> bool:
+    return bool(task.writes) and set(task.writes) <= set(task.reads)
+
+
+def propose(
+    program: Program, most_nbytes: dict[Key, int], keys: Keys | None = None
+) -> list[Bucket]:
     """Buckets of neighbours in captured order, each up to its key's size and of independent
     members."""
     before = _starts_before(program)
     open_buckets: dict[Key, list[int]] = {}
     filled: dict[Key, int] = {}
-    found: list[list[int]] = []
+    found: list[tuple[Key, list[int]]] = []
     bit_of = {start: 1 << k for k, start in enumerate(program.starts)}
     for start in program.starts:
-        key = bucket_key(program, start)
+        key = bucket_key(program, start) if keys is None else keys[start]
         if key is None or key not in most_nbytes:
             continue
         nbytes = _nbytes(program, start)
@@ -76,11 +142,61 @@ def propose(program: Program, most_nbytes: dict[Key, int]) -> list[Bucket]:
         if members is None or depends or filled[key] + nbytes > most_nbytes[key]:
             members = open_buckets[key] = []
             filled[key] = 0
-            found.append(members)
+            found.append((key, members))
         members.append(start)
         filled[key] += nbytes
     names = program.tasks
-    return [Bucket(tuple(names[m].name for m in members)) for members in found if len(members) > 1]
+    return [
+        Bucket(tuple(names[m].name for m in members), key.how)
+        for key, members in found
+        if len(members) > 1
+    ]
+
+
+def styles(program: Program) -> tuple[list[Style], list[Style]]:
+    """The ways to merge that make a difference: those to try first, and those to try later."""
+    usual, saving = keys_in(program, "usual"), keys_in(program, "saving")
+    first: list[Style] = ["usual"]
+    if keys_in(program, "coalesced") != usual:
+        first.insert(0, "coalesced")
+    later: list[Style] = ["saving"] if saving != usual else []
+    if keys_in(program, "mixed") != saving:
+        later.append("mixed")
+    return first, later
+
+
+def keys_in(program: Program, style: Style) -> Keys:
+    """What each collective must share with others in this style."""
+    usual = {start: bucket_key(program, start) for start in program.starts}
+    if style == "coalesced":
+        return {s: key if key and key.how == "coalesced" else None for s, key in usual.items()}
+    if style == "usual":
+        return usual
+    saving = {start: _saving_key(program, start, key) for start, key in usual.items()}
+    return saving if style == "saving" else _mixed_keys(program, saving)
+
+
+def _saving_key(program: Program, start: int, usual: Key | None) -> Key | None:
+    """A reduction's results are views of the flat one, so that copying it costs nothing where the
+    copy does the work of a cast."""
+    if usual is None or usual.kind in MIXED or not folded_casts(program, start):
+        return usual
+    return bucket_key(program, start, "copied") or usual
+
+
+def _mixed_keys(program: Program, usual: Keys) -> Keys:
+    """With one key for all dtypes where a group has gathers, or all-to-alls, of several."""
+    dtypes: dict[tuple[int, CollectiveKind], set[str]] = {}
+    for key in usual.values():
+        if key is not None and key.kind in MIXED:
+            dtypes.setdefault((key.stream, key.kind), set()).add(key.dtype)
+    several = {which for which, found in dtypes.items() if len(found) > 1}
+    return {
+        start: bucket_key(program, start, "copied", mixed=True) or key
+        if key is not None and (key.stream, key.kind) in several
+        else key
+        for start, key in usual.items()
+    }
 
 
 def propose_of_size(program: Program, most_nbytes: int) -> list[Bucket]:
@@ -131,12 +247,16 @@ def _starts_before(program: Program) -> dict[int, int]:
 
 
 def _leaders(program: Program, buckets: Sequence[Bucket]) -> list[int]:
-    """Per task, the task that stands for it: itself, or the first member of its bucket."""
+    """Per task, the task that stands for it: itself, or the first member of the bucket that it is
+    in or that does its work."""
     leader = list(range(len(program)))
     for bucket in buckets:
         members = [program.index[name] for name in bucket.members]
         for member in members:
             leader[member] = members[0]
+            if bucket.how == "copied":
+                for cast in folded_casts(program, member):
+                    leader[cast] = members[0]
     return leader
 
 
@@ -181,7 +301,7 @@ def _rebuild(
     for old in order:
         task = program.tasks[old]
         if len(members[old]) > 1:
-            task = _merged_start(program, members[old], reprice)
+            task = _merged_start(program, members[old])
         elif task.start >= 0:
             task = replace(task, start=place[leader[task.start]])
         tasks.append(task)
@@ -192,27 +312,63 @@ def _rebuild(
             known = strongest.get((dst, src))
             if known is None or hazard.kind.strength > known.kind.strength:
                 strongest[dst, src] = Hazard(src, dst, hazard.kind, hazard.buffer)
-    merged = replace(
+    copied = []
+    for bucket in buckets:
+        old = program.index[bucket.members[0]]
+        if bucket.how == "copied":
+            copied.append(_copied(program, place[old], members[old]))
+        else:
+            task = tasks[place[old]]
+            tasks[place[old]] = reprice(task, program.streams[task.stream].ranks)
+    whole = replace(
         program,
         tasks=tuple(tasks),
         hazards=tuple(strongest[pair] for pair in sorted(strongest)),
     )
-    return Merged(merged, buckets, tuple(tuple(members[old]) for old in order))
+    origins = [tuple(members[old]) for old in order]
+    if not copied:
+        return Merged(whole, buckets, tuple(origins))
+    return _with_copies(program, Merged(whole, buckets, tuple(origins)), copied, reprice)
 
 
-def _merged_start(program: Program, members: list[int], reprice: Reprice) -> Task:
+def _with_copies(
+    program: Program, whole: Merged, copied: list[CopiedStart], reprice: Reprice
+) -> Merged:
+    made, copies, olds = with_copies(whole.program, copied, reprice)
+    origins = [whole.origins[old] if old >= 0 else () for old in olds]
+    for each in copies:  # the start stands for its members, and the copy before it for their casts
+        every = origins[each.start]
+        starts = [t for t in every if program.tasks[t].kind is Kind.START]
+        origins[each.start] = tuple(starts)
+        origins[each.pack] = tuple(t for t in every if t not in starts)
+    return Merged(made, whole.buckets, tuple(origins), tuple(copies))
+
+
+def _copied(program: Program, start: int, merged: list[int]) -> CopiedStart:
+    every = [program.tasks[task] for task in merged]
+    members = tuple(task for task in every if task.kind is Kind.START)
+    dtypes = {task.work.dtype for task in members if isinstance(task.work, Collective)}
+    casts = tuple(task for task in every if task.kind is not Kind.START)
+    return CopiedStart(start, members, casts, len(dtypes) > 1)
+
+
+def _merged_start(program: Program, merged: list[int]) -> Task:
+    """One start for all; what casts that it does make is nobody's business but its own."""
+    members = [task for task in merged if program.tasks[task].kind is Kind.START]
+    casts = [program.tasks[task] for task in merged if task not in members]
     first = program.tasks[members[0]]
     work = first.work
     assert isinstance(work, Collective)
     every = [program.tasks[member] for member in members]
-    whole = replace(
+    cast_from = {cast.writes[0]: cast.reads[0] for cast in casts}
+    reads = [cast_from.get(buffer, buffer) for task in every for buffer in task.reads]
+    return replace(
         first,
-        reads=tuple(dict.fromkeys(buffer for task in every for buffer in task.reads)),
+        reads=tuple(dict.fromkeys(reads)),
         writes=tuple(dict.fromkeys(buffer for task in every for buffer in task.writes)),
         work=replace(work, nbytes=sum(_nbytes(program, member) for member in members)),
         module=_common_module([task.module for task in every]),
     )
-    return reprice(whole, program.streams[first.stream].ranks)
 
 
 def _common_module(paths: list[str]) -> str:

@@ -6,6 +6,7 @@ for a Program and for its fold, so that recipes can be tried on the small one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from undertow.program import (
@@ -18,7 +19,17 @@ from undertow.program import (
     simulate,
 )
 from undertow.program.model import IntArray
-from undertow.schedule.buckets import Bucket, Key, Merged, Reprice, bucket_key, merge, propose
+from undertow.schedule.buckets import (
+    Bucket,
+    Key,
+    Merged,
+    Reprice,
+    Style,
+    keys_in,
+    merge,
+    propose,
+    styles,
+)
 from undertow.schedule.construct import Facts, Policy, construct
 from undertow.schedule.delay import delayed_order
 from undertow.schedule.limits import peak_in_flight
@@ -30,10 +41,12 @@ _REPAIRS = 3  # how often buckets that do not fit are taken back
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a schedule is made: buckets so large that latency is this share of a collective's time,
-    in permille (0: nothing is merged), and the policy by which the order is constructed."""
+    in permille (0: nothing is merged), the policy by which the order is constructed, and which
+    kinds of buckets there are."""
 
     latency_permille: int = 0
     policy: Policy = Policy()  # noqa: RUF009  it is frozen
+    style: Style = "usual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,11 @@ class Candidate:
             int(exposed[start]) * max(int(bounds.stands_for[i]) for i in self.merged.origins[start])
             for start in starts
         )
+        tasks = self.merged.program.tasks
+        for copies in self.merged.copies:
+            more = sum(tasks[task].ns for task in (copies.pack, *copies.unpacks))
+            weight = max(int(bounds.stands_for[i]) for i in self.merged.origins[copies.start])
+            weighted += (more - copies.saved_ns) * weight
         return bounds.compute_ns + self.timeline.idle_ns + weighted // 1000
 
     def is_within(self, permille: int, bounds: Bounds) -> bool:
@@ -143,25 +161,29 @@ def _without_those_at_peak(candidate: Candidate) -> list[Bucket]:
     ]
 
 
-def bucketing(program: Program, latency_permille: int, reprice: Reprice | None) -> list[Bucket]:
+def bucket_recipes(program: Program, permilles: Sequence[int]) -> list[Recipe]:
+    """Recipes that differ in their buckets, the most telling first."""
+    first, later = styles(program)
+    return [
+        *(Recipe(permille, style=style) for permille in permilles for style in first),
+        *(Recipe(permille, style=style) for style in later for permille in permilles),
+    ]
+
+
+def bucketing(program: Program, recipe: Recipe, reprice: Reprice | None) -> list[Bucket]:
     """Buckets so large that latency is at most this share of their time; none for share 0."""
-    if reprice is None or not latency_permille:
+    if reprice is None or not recipe.latency_permille:
         return []
-    sizes = {
-        key: _size_for(program, start, latency_permille, reprice)
-        for key, start in _examples(program).items()
-    }
-    return propose(program, sizes)
-
-
-def _examples(program: Program) -> dict[Key, int]:
-    """One collective of each key."""
-    found: dict[Key, int] = {}
-    for start in program.starts:
-        key = bucket_key(program, start)
+    keys = keys_in(program, recipe.style)
+    examples: dict[Key, int] = {}
+    for start, key in keys.items():
         if key is not None:
-            found.setdefault(key, start)
-    return found
+            examples.setdefault(key, start)
+    sizes = {
+        key: _size_for(program, start, recipe.latency_permille, reprice)
+        for key, start in examples.items()
+    }
+    return propose(program, sizes, keys)
 
 
 def _size_for(program: Program, start: int, permille: int, reprice: Reprice) -> int:

@@ -2,6 +2,7 @@
 
 Merging saves latency and splitting adds some, but every byte has to cross its link: a collective
 counts with what its bytes take at the best rate that its group reaches at any size, and no latency.
+A copied bucket may do the casts of its members on the way, so those do not count.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from undertow.program import Collective, Kind, Program, Task, lower_bounds
-from undertow.schedule.buckets import Reprice
+from undertow.schedule.bucket_copies import Reprice, folded_casts
+from undertow.schedule.buckets import ways
 
 _LARGE_NBYTES = 1 << 30  # a size at which rates have long settled
 Rate = tuple[int, int]  # (bytes, nanoseconds on the wire)
@@ -23,11 +25,17 @@ def bound_for_any_merging(program: Program, reprice: Reprice | None) -> int:
     if reprice is None:
         return lower_bounds(program).best.ns
     rates: dict[object, Rate] = {}
-    tasks = tuple(
+    tasks = [
         _wire_only(program, task, reprice, rates) if task.kind is Kind.START else task
         for task in program.tasks
-    )
-    return lower_bounds(replace(program, tasks=tasks)).best.ns
+    ]
+    for start in program.starts:
+        if "copied" in ways(program, start):  # its casts and the launch of its waits may go
+            for cast in folded_casts(program, start):
+                tasks[cast] = replace(tasks[cast], ns=0, launches=False)
+            for wait in program.waits_of[start]:
+                tasks[wait] = replace(tasks[wait], launches=False)
+    return lower_bounds(replace(program, tasks=tuple(tasks))).best.ns
 
 
 def _wire_only(program: Program, task: Task, reprice: Reprice, rates: dict[object, Rate]) -> Task:

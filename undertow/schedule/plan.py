@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from undertow.errors import OrderError, ProgramError
 from undertow.program import Order, Program, stream_sequences, verify
-from undertow.schedule.buckets import Bucket, Merged, Reprice, bucket_key, merge
+from undertow.schedule.buckets import Bucket, How, Merged, Reprice, bucket_key, merge
 from undertow.schedule.limits import Limits
 
 _FORMAT = "undertow plan"
@@ -58,7 +58,9 @@ class Plan:
             "planned": asdict(self.planned),
             "bound_ns": self.bound_ns,
             "digest": self.digest,
-            "buckets": [list(bucket.members) for bucket in self.buckets],
+            "buckets": [
+                {"members": list(bucket.members), "how": bucket.how} for bucket in self.buckets
+            ],
             "order": list(self.order),
         }
 
@@ -79,7 +81,7 @@ class Plan:
             return Plan(
                 data["program"],
                 tuple(data["order"]),
-                tuple(Bucket(tuple(members)) for members in data["buckets"]),
+                tuple(_read_bucket(bucket) for bucket in data["buckets"]),
                 Limits(**data["limits"]),
                 Figures(**data["captured"]),
                 Figures(**data["planned"]),
@@ -140,12 +142,24 @@ def _check_buckets(program: Program, buckets: Sequence[Bucket]) -> None:
             if name in seen:
                 raise OrderError(f"the plan merges {name!r} twice")
             seen.add(name)
-        keys = {bucket_key(program, program.index[name]) for name in bucket.members}
+        starts = [program.index[name] for name in bucket.members]
+        keys = {bucket_key(program, start, bucket.how, mixed=True) for start in starts}
         if None in keys or len(keys) > 1:
             raise OrderError(
                 f"the plan merges {bucket.members[0]!r} with others of another group, kind, "
-                "reduction or dtype, or with one that must run alone"
+                f"reduction or dtype, or with one that cannot be {bucket.how}"
             )
+
+
+def _read_bucket(data: Any) -> Bucket:
+    """Plans that know no other way than coalesced list the members alone."""
+    if isinstance(data, list):
+        return Bucket(tuple(data))
+    if data["how"] not in get_args(How):
+        raise ProgramError(
+            f"the plan has a bucket that is {data['how']!r}; one is {' or '.join(get_args(How))}"
+        )
+    return Bucket(tuple(data["members"]), data["how"])
 
 
 def _index(program: Program, name: str) -> int:

@@ -22,6 +22,7 @@ from undertow.schedule.candidates import (
     Candidate,
     Recipe,
     alone,
+    bucket_recipes,
     bucketing,
     fitted,
 )
@@ -159,9 +160,9 @@ def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
     """The best recipe for each bucketing first, then the others. With many layers it can matter
     not to fill all memory with what is needed last, which a fold does not show: a near horizon
     comes third."""
-    first: dict[int, Recipe] = {}
+    first: dict[tuple[int, str], Recipe] = {}
     for recipe in recipes:
-        first.setdefault(recipe.latency_permille, recipe)
+        first.setdefault((recipe.latency_permille, recipe.style), recipe)
     found = list(first.values())
     near = replace(found[0].policy, horizon_ns=longest_ns * _HORIZONS[0])
     found.insert(2, replace(found[0], policy=near))
@@ -171,7 +172,7 @@ def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
 def _by_recipe(
     program: Program, recipe: Recipe, reprice: Reprice | None, bounds: Bounds
 ) -> Candidate:
-    buckets = bucketing(program, recipe.latency_permille, reprice)
+    buckets = bucketing(program, recipe, reprice)
     return fitted(program, buckets, reprice, recipe.policy, bounds)[-1][0]
 
 
@@ -200,13 +201,15 @@ def _explored(
     left = _CANDIDATE_TASKS
     tried: list[tuple[Candidate, Recipe, Bases]] = []
     seen: set[tuple[Bucket, ...]] = set()
-    for permille in _LATENCY_PERMILLE:
-        buckets = bucketing(program, permille, reprice)
-        if left <= 0 or (permille and not buckets) or tuple(buckets) in seen:
+    for recipe in bucket_recipes(program, _LATENCY_PERMILLE):
+        if left <= 0:
+            break
+        buckets = bucketing(program, recipe, reprice)
+        if (recipe.latency_permille and not buckets) or tuple(buckets) in seen:
             continue
         seen.add(tuple(buckets))
         tries = fitted(program, buckets, reprice, _FIRST_POLICY, bounds)
-        tried.append((tries[-1][0], Recipe(permille, _FIRST_POLICY), tries[-1][1]))
+        tried.append((tries[-1][0], replace(recipe, policy=_FIRST_POLICY), tries[-1][1]))
         left -= len(program) * len(tries)
     tried.sort(key=lambda entry: entry[0].rank(bounds))
     found = [(candidate, recipe) for candidate, recipe, _ in tried]
