@@ -28,6 +28,10 @@ def result_of(kind: CollectiveKind, x: Tensor) -> Tensor:
     return x * RANKS if kind is CollectiveKind.ALL_REDUCE else x.clone()
 
 
+def unfilled(x: Tensor) -> Tensor:
+    return torch.full_like(x, torch.nan if x.is_floating_point() else 77)
+
+
 class Alone(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, late: bool) -> None:
         super().__init__(module)
@@ -51,7 +55,7 @@ class Alone(fx.Interpreter):
         elif call.written:
             results = list(inputs)
         else:
-            results = [torch.full_like(result_of(call.work.kind, x), torch.nan) for x in inputs]
+            results = [unfilled(result_of(call.work.kind, x)) for x in inputs]
         for x, result in zip(inputs, results, strict=True):
             self._start(call.work.kind, x, result)
         return results if isinstance(given, list | tuple) else results[0]

@@ -14,9 +14,8 @@ from tests.graph.stand_ins import run_alone
 from undertow.capture.mesh import fake_world
 from undertow.errors import OrderError
 from undertow.graph import collective_call, convert, rewrite
-from undertow.graph.coalesce import mergeable_starts
 from undertow.program import Order, verify
-from undertow.schedule.buckets import Bucket, Merged, merge
+from undertow.schedule.buckets import Bucket, Merged, merge, ways
 
 ops = torch.ops._c10d_functional
 GROUPS = {"0": ("dp", tuple(range(4)))}
@@ -178,10 +177,8 @@ def test_what_was_written_converts_to_the_program_that_was_decided():
 
 
 UNMERGEABLE = {
-    "in place": lambda x: ops.all_reduce_(x * 2, "sum", "0"),
     "out": lambda x: ops.all_gather_into_tensor_out(x, 4, "0", out=torch.empty(32, 4)),
     "scatter out": lambda x: ops.reduce_scatter_tensor_out(x, "sum", 4, "0", out=torch.empty(2, 4)),
-    "coalesced in place": lambda x: ops.all_reduce_coalesced_([x * 2], "sum", "0")[0],
     "all to all": lambda x: ops.all_to_all_single(x, [2] * 4, [2] * 4, "0"),
     "broadcast": lambda x: ops.broadcast(x, 0, "0"),
     "complex": lambda x: reduce(torch.complex(x, x)),
@@ -189,11 +186,12 @@ UNMERGEABLE = {
 
 
 @pytest.mark.parametrize("form", UNMERGEABLE)
-def test_forms_that_must_run_alone_are_refused_and_leave_the_graph_alone(form):
+def test_forms_that_cannot_be_coalesced_are_refused_and_leave_the_graph_alone(form):
     start = UNMERGEABLE[form]
     module = traced(lambda x, y: (wait(start(x)), wait(start(y))), X, Y)
     converted = convert(module.graph, GROUPS)
-    assert not mergeable_starts(converted)
+    program = converted.program
+    assert not any("coalesced" in ways(program, start) for start in program.starts)
     before = str(module.graph)
     with pytest.raises(OrderError, match="cannot be merged with other collectives"):
         merge_all(module)

@@ -103,6 +103,51 @@ def test_merging_can_be_switched_off():
     assert len(starts(module)) == 4
 
 
+def exchanges(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Four all-to-alls, each right before its use, as those of experts."""
+    for k in range(4):
+        arrived = wait(ops.all_to_all_single(w + k, [1] * 4, [1] * 4, "0"))
+        for _ in range(5):
+            x = torch.relu(x @ arrived)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("step", "merge", "hows"),
+    [
+        (exchanges, True, {"copied"}),
+        (exchanges, "copied", {"copied"}),
+        (exchanges, "coalesced", set()),
+        (gathers, True, {"coalesced"}),
+        (gathers, "copied", {"copied"}),
+        (gathers, "coalesced", {"coalesced"}),
+    ],
+)
+def test_the_way_to_merge_is_chosen_by_what_it_takes_or_given(step, merge, hows):
+    module = traced(step, X, W)
+    before = copy.deepcopy(module)
+    _, plan = scheduled(module, estimate=estimate, merge=merge)
+    assert {bucket.how for bucket in plan.buckets} == hows
+    assert plan.planned.total_ns < plan.captured.total_ns
+    assert_same_numbers(before, module, X, W)
+    again = copy.deepcopy(before)
+    scheduled(again, plan=Plan.from_json(plan.to_json()))
+    assert again.code == module.code
+
+
+def test_all_to_alls_are_left_alone_where_copies_cost_more_than_they_save():
+    def dear(node: fx.Node, nbytes: int | None = None) -> float:
+        return 1e-6 if collective_call(node) else 20e-6  # no copy is as cheap as that
+
+    _, plan = scheduled(traced(exchanges, X, W), estimate=dear)
+    assert not plan.buckets
+
+
+def test_a_way_to_merge_that_does_not_exist_is_refused():
+    with pytest.raises(OrderError, match="'flat' is no way to merge; give coalesced or copied"):
+        scheduled(traced(gathers, X, W), merge="flat")
+
+
 def steps() -> dict[str, tuple[fx.GraphModule, dict[str, Any]]]:
     found = {}
     for parallel, dims in {
@@ -239,7 +284,7 @@ def test_a_group_without_ranks_is_an_error_that_says_what_to_give():
         schedule_graph(traced(gathers, X, W), cluster="h100x4")
 
 
-def test_collectives_that_write_to_what_they_are_given_are_never_merged():
+def test_collectives_that_write_to_what_they_are_given_are_merged_where_they_can():
     def step(x, w):
         a, b = x * 2, w * 2
         first = wait(ops.all_reduce_(a, "sum", "0"))
@@ -252,8 +297,11 @@ def test_collectives_that_write_to_what_they_are_given_are_never_merged():
     module = traced(step, X, W)
     before = copy.deepcopy(module)
     _, plan = scheduled(module, estimate=estimate)
-    assert not plan.buckets
-    assert len(starts(module)) == 4
+    assert {bucket.how for bucket in plan.buckets} == {"coalesced", "copied"}
+    assert [str(node.target) for node in starts(module)] == [
+        "_c10d_functional.all_gather_into_tensor.default",
+        "_c10d_functional.all_reduce_coalesced_.default",
+    ]
     assert_same_numbers(before, module, X, W)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "autograd_collectives",
+    "backend_of_group",
     "check_version",
     "collectives",
     "fake_initialisation",
@@ -87,6 +88,20 @@ def ranks_of_group(name: str) -> tuple[int, ...]:
         return tuple(torch.distributed.get_process_group_ranks(group))
     except (RuntimeError, ValueError, KeyError):
         return ()
+
+
+def backend_of_group(name: str) -> str:
+    """The backend of a process group of the running job, by the group's name; empty if there is
+    none."""
+    from torch.distributed import distributed_c10d
+
+    if not torch.distributed.is_initialized():
+        return ""
+    try:
+        group = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+        return str(torch.distributed.get_backend(group))
+    except (RuntimeError, ValueError, KeyError):
+        return ""
 
 
 def new_fake_mode() -> FakeTensorMode:

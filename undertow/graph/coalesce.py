@@ -10,22 +10,21 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from undertow.capture import torch_api
 from undertow.capture.schema import named_arguments, parameter_names
 from undertow.graph.collectives import CollectiveCall, collective_call
-from undertow.graph.convert import Converted
 from undertow.graph.nodes import tensors_of
 
-# Forms that write in place or to `out=` and those with a backward of their own are not here.
+# Forms that write to `out=` and those with a backward of their own are not here.
 _COALESCED: dict[Any, Any] = {
     getattr(torch_api.collectives, form): getattr(torch_api.collectives, whole).default
     for whole, plain in {
         "all_gather_into_tensor_coalesced": "all_gather_into_tensor",
         "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
         "all_reduce_coalesced": "all_reduce",
+        "all_reduce_coalesced_": "all_reduce_",
     }.items()
     for form in (plain, whole)
 }
@@ -33,38 +32,18 @@ _OF_ONE_CALL = ("param", "tensor_meta", "eager_input_vals")
 """Notes on a start that are not true of the call that it becomes a part of."""
 
 
-def mergeable_starts(converted: Converted) -> frozenset[int]:
-    """The starts that can be part of a coalesced call.
-
-    The tensors of one call must be on one device: of a group that is used on several, those on the
-    device that comes first.
-    """
-    device_of: dict[int, torch.device] = {}  # stream -> device
-    found = []
-    for start in converted.program.starts:
-        call = collective_call(converted.nodes[start])
-        assert call is not None
-        device = _coalesced_on(converted.nodes[start], call)
-        stream = converted.program.tasks[start].stream
-        if device is not None and device_of.setdefault(stream, device) == device:
-            found.append(start)
-    return frozenset(found)
-
-
-def _coalesced_on(node: fx.Node, call: CollectiveCall) -> torch.device | None:
-    """The device of a collective that has a coalesced form, None for any other."""
-    if call.written or getattr(node.target, "overloadpacket", None) not in _COALESCED:
-        return None
+def why_not_coalesced(node: fx.Node, call: CollectiveCall) -> str:
+    """Why a collective cannot be part of a coalesced call; empty if it can."""
+    if getattr(node.target, "overloadpacket", None) not in _COALESCED:
+        return "it has no coalesced form"
     tensors = [tensor for arg in call.read for tensor in tensors_of(arg)]
     # Plain forms send complex numbers as pairs of real ones, coalesced forms do not.
     if not tensors or any(tensor.is_complex() for tensor in tensors):
-        return None
-    if len({tensor.device for tensor in tensors}) > 1:
-        return None
+        return "it is of complex numbers"
     several = isinstance(node.meta["val"], list | tuple)
     if several and not all(_is_pick(user) for user in node.users):
-        return None  # somebody uses the list as a whole
-    return tensors[0].device
+        return "the list of its results is used as a whole"
+    return ""
 
 
 def coalesce(members: Sequence[fx.Node], module: str) -> None:

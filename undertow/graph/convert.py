@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -18,7 +18,8 @@ from undertow.capture.schema import nodes_in, written_nodes
 from undertow.errors import ProgramError
 from undertow.garbage import without_collections
 from undertow.graph.collectives import CollectiveCall, collective_call, is_wait
-from undertow.graph.describe import HOST_OPERATORS, describe
+from undertow.graph.describe import HOST_OPERATORS, SIZES, describe
+from undertow.graph.joins import Joins
 from undertow.graph.nodes import number, tensors_of
 from undertow.program import Lifetime, Program, ProgramBuilder
 
@@ -69,13 +70,7 @@ class _Conversion:
         self.groups, self.donated = groups, donated
         self.nodes: list[fx.Node] = []
         self.notes: list[str] = []
-        self._outputs = {
-            torch_api.storage_key(tensor)
-            for node in graph.nodes
-            if node.op == "output"
-            for arg in nodes_in(node.args)
-            for tensor in tensors_of(arg)
-        }
+        self._outputs = _returned(graph)
         self._buffer_of: dict[int, int] = {}  # storage -> buffer
         self._buffers: dict[fx.Node, tuple[int, ...]] = {}  # node -> what its value is held in
         self._task_of: dict[fx.Node, int] = {}
@@ -84,6 +79,7 @@ class _Conversion:
         ] = {}  # nodes that users must follow although no buffer says so
         self._starts: dict[int, int] = {}  # buffer -> the start that last wrote it
         self._streams: dict[str, int] = {}
+        self._joins = Joins()
         self._last_random = -1
         self._last_host = -1  # what the host does for its effect alone stays in sequence
 
@@ -124,6 +120,10 @@ class _Conversion:
 
     def _add_start(self, node: fx.Node, call: CollectiveCall) -> int:
         written = self._held_by(call.written)
+        results = tensors_of(node)
+        if len(results) == len(call.written):  # under whatever name, they are what it writes to
+            for tensor, arg in zip(results, call.written, strict=True):
+                self._buffer_of.setdefault(torch_api.storage_key(tensor), self._buffers[arg][0])
         fresh = self._hold(node, Lifetime.INTERMEDIATE)
         self._buffers[node] = tuple(dict.fromkeys(fresh + written))
         task = self.builder.start(
@@ -131,7 +131,7 @@ class _Conversion:
             self._stream(call.group),
             reads=self._held_by(call.read),
             writes=self._buffers[node],
-            work=call.work,
+            work=replace(call.work, join=self._joins.of(node, call)),
             after=self._after(node),
             module=_place(node),
         )
@@ -161,6 +161,8 @@ class _Conversion:
         made = self._hold(node, Lifetime.INTERMEDIATE)
         self._buffers[node] = made
         packet = getattr(node.target, "overloadpacket", None)
+        if _is_size(node):
+            return self._view(node, reads)
         if packet in HOST_OPERATORS or (not made and not mutated):
             after = (*self._after(node), *([self._last_host] if self._last_host >= 0 else []))
             task = self.builder.host(node.name, reads=reads, after=after, module=_place(node))
@@ -181,9 +183,12 @@ class _Conversion:
             self._last_random = task
         return task
 
-    def _view(self, node: fx.Node) -> int:
+    def _view(self, node: fx.Node, reads: tuple[int, ...] | None = None) -> int:
         task = self.builder.view(
-            node.name, reads=self._buffers[node], after=self._after(node), module=_place(node)
+            node.name,
+            reads=self._buffers[node] if reads is None else reads,
+            after=self._after(node),
+            module=_place(node),
         )
         self._through[node] = task
         return task
@@ -224,6 +229,34 @@ class _Conversion:
             label, ranks = self.groups.get(group) or (group, torch_api.ranks_of_group(group))
             self._streams[group] = self.builder.group(label, ranks)
         return self._streams[group]
+
+
+def _returned(graph: fx.Graph) -> set[int]:
+    """Storages that the graph gives out. What it waits for, or tells a collective to write to, is
+    the same under another name."""
+    found: set[int] = set()
+    for node in reversed(graph.nodes):
+        sources: Collection[fx.Node] = ()
+        if node.op == "output":
+            sources = tuple(nodes_in(node.args))
+        elif not any(torch_api.storage_key(tensor) in found for tensor in tensors_of(node)):
+            continue
+        elif is_wait(node):
+            sources = node.all_input_nodes
+        elif (call := collective_call(node)) is not None:
+            sources = call.written
+        found |= {torch_api.storage_key(x) for source in sources for x in tensors_of(source)}
+    return found
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether a node asks for sizes or reckons with them: the host knows those without waiting."""
+    value = node.meta.get("val")
+    if not isinstance(value, int | torch.SymInt | torch.SymBool) or isinstance(value, bool):
+        return False
+    if getattr(node.target, "overloadpacket", None) in SIZES:
+        return True
+    return not any(tensors_of(arg) for arg in node.all_input_nodes)
 
 
 def _place(node: fx.Node) -> str:

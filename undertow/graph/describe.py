@@ -54,9 +54,11 @@ _COPIES = frozenset(
         "arange", "slice_backward", "select_backward", "slice_scatter", "select_scatter",
         "split_with_sizes_copy", "_chunk_cat", "repeat", "flip", "roll", "contiguous",
         "new_ones", "scalar_tensor", "empty", "empty_like", "empty_strided", "new_empty",
-        "new_empty_strided",
+        "new_empty_strided", "_foreach_copy_",
     )
 )  # fmt: skip
+_OVERWRITES = frozenset({_aten.copy_, _aten._foreach_copy_})
+"""Copies that do not read what they write to."""
 _POINTWISE = frozenset(
     getattr(_aten, name)
     for name in (
@@ -84,6 +86,8 @@ _ALLOCATIONS = frozenset(
     getattr(_aten, name)
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
+SIZES = frozenset({_aten.sym_size, _aten.sym_numel, _aten.sym_stride, _aten.sym_storage_offset})
+"""Operators that ask for a size."""
 HOST_OPERATORS = frozenset({_aten._local_scalar_dense, _aten.is_nonzero, _aten.equal})
 """Operators that read a value back, for which the host waits."""
 
@@ -121,6 +125,8 @@ def describe(node: fx.Node) -> Work:
         read = min(read, read - tensor_nbytes(inputs[0]) + written)
     if packet in _ALLOCATIONS:
         read = written = 0
+    if packet in _OVERWRITES:
+        read -= sum(tensor_nbytes(x) for arg in written_nodes(node) for x in tensors_of(arg))
     first = (inputs or outputs)[0] if inputs or outputs else None
     return Work(
         op=_name(node.target),

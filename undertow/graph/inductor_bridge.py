@@ -21,7 +21,7 @@ from undertow.cost.cluster import Cluster
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.convert import GroupRanks
 from undertow.graph.describe import op_class
-from undertow.graph.schedule_graph import Estimate, schedule_nodes
+from undertow.graph.schedule_graph import Estimate, Merge, schedule_nodes
 from undertow.program.model import OpClass
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan
@@ -42,7 +42,7 @@ class UndertowPass(CustomGraphPass):
         cluster: Cluster | None,
         estimate: Estimate | None,
         limits: Limits,
-        merge: bool,
+        merge: Merge,
         groups: GroupRanks | None,
         pin: bool,
     ) -> None:
@@ -81,7 +81,7 @@ def as_inductor_pass(
     *,
     estimate: Estimate | None = None,
     limits: Limits | None = None,
-    merge: bool = True,
+    merge: Merge = True,
     groups: GroupRanks | None = None,
     pin: bool = True,
 ) -> UndertowPass:

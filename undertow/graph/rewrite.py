@@ -1,7 +1,8 @@
 """Writes a decision back into the graph that its Program came from: buckets, then the order.
 
-Only starts of buckets are changed, only `getitem` nodes are new; every other node keeps its name,
-arguments and notes and gets a new place. Nothing is touched if the order does not fit the graph.
+Only collectives of buckets change, with their waits and casts where they are copied; `getitem`
+nodes and those of copies are new. Every other node keeps its name, arguments and notes and gets a
+new place. Nothing is touched if the order does not fit the graph.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from collections.abc import Sequence
 from torch import fx
 
 from undertow.errors import OrderError
-from undertow.graph.coalesce import coalesce, mergeable_starts, with_picks
+from undertow.graph.coalesce import coalesce, with_picks
+from undertow.graph.collectives import collective_call
 from undertow.graph.convert import Converted
-from undertow.program import Order
-from undertow.schedule.buckets import Merged, bucket_key
+from undertow.graph.joins import Joins
+from undertow.graph.merge_copies import copy_together
+from undertow.graph.storages import Storages
+from undertow.program import Kind, Order
+from undertow.schedule.buckets import Bucket, Merged, bucket_key
 
 _INPUTS = ("placeholder", "get_attr")
 
@@ -26,53 +31,95 @@ def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
     """
     if not converted.nodes:
         return
-    _check_buckets(converted, merged)
-    parts = [[converted.nodes[i] for i in merged.origins[task]] for task in order.tasks]
+    for bucket in merged.buckets:
+        _check_bucket(converted, bucket)
+    parts = [[converted.nodes[i] for i in origins] for origins in merged.origins]
     graph = converted.nodes[0].graph
-    _check_definitions(graph, parts)
-    for task, members in zip(order.tasks, parts, strict=True):
-        if len(members) > 1:
-            coalesce(members, merged.program.tasks[task].module)
-    _arrange(graph, [members[0] for members in parts])
+    _check_definitions(graph, merged, order, parts)
+    starts = {copies.start for copies in merged.copies}
+    for task in order.tasks:
+        if len(parts[task]) > 1 and collective_call(parts[task][0]) and task not in starts:
+            coalesce(parts[task], merged.program.tasks[task].module)
+            parts[task] = parts[task][:1]
+    _write_copies(graph, merged, parts)
+    _arrange(graph, [node for task in order.tasks for node in parts[task]])
 
 
-def _check_buckets(converted: Converted, merged: Merged) -> None:
-    """Refuse to run as one what the graph cannot, or what does not belong together."""
-    buckets = [origins for origins in merged.origins if len(origins) > 1]
-    if not buckets:
+def _write_copies(graph: fx.Graph, merged: Merged, parts: list[list[fx.Node]]) -> None:
+    """Copied buckets as nodes; `parts` are then those of their tasks."""
+    if not merged.copies:
         return
-    program, allowed = converted.program, mergeable_starts(converted)
-    for members in buckets:
-        names = [program.tasks[member].name for member in members]
-        for member, name in zip(members, names, strict=True):
-            if member not in allowed:
-                raise OrderError(
-                    f"{name!r} cannot be merged with other collectives: it writes to a tensor that "
-                    "it is given, has no coalesced form, or is on another device; leave it out"
-                )
-        if len({bucket_key(program, member) for member in members}) > 1:
+    storages = Storages(graph)
+    task_of = {nodes[0]: task for task, nodes in enumerate(parts) if len(nodes) == 1}
+    views = {node for node, task in task_of.items() if merged.program.tasks[task].kind is Kind.VIEW}
+    for copies in merged.copies:
+        module = merged.program.tasks[copies.start].module
+        written = copy_together(parts[copies.start], parts[copies.pack], views, storages, module)
+        parts[copies.pack] = _without_picks(written.pack)
+        parts[copies.start] = parts[copies.start][:1]
+        parts[copies.wait] = _without_picks(written.wait)
+        for wait, nodes in written.unpacks.items():
+            parts[task_of[wait]] = nodes
+
+
+def _without_picks(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """Those follow what they pick from anyway."""
+    picked = {pick for node in nodes for pick in list(with_picks(node))[1:]}
+    return [node for node in nodes if node not in picked]
+
+
+def _check_bucket(converted: Converted, bucket: Bucket) -> None:
+    """Refuse to run as one what the graph cannot, or what does not belong together."""
+    program = converted.program
+    members = [program.index[name] for name in bucket.members]
+    keys = [bucket_key(program, member, bucket.how, mixed=True) for member in members]
+    for member, key in zip(members, keys, strict=True):
+        if key is None:
             raise OrderError(
-                f"{', '.join(map(repr, names))} cannot be one collective: their kind, group, "
-                "reduce op or dtype differ; merge only what agrees in all of them"
+                f"{program.tasks[member].name!r} cannot be merged with other collectives: "
+                f"{_reason(converted, member)}; leave it out"
             )
+    if len(set(keys)) > 1:
+        raise OrderError(
+            f"{', '.join(map(repr, bucket.members))} cannot be one collective: their kind, group, "
+            "reduce op or dtype differ; merge only what agrees in all of them"
+        )
 
 
-def _check_definitions(graph: fx.Graph, parts: Sequence[Sequence[fx.Node]]) -> None:
+def _reason(converted: Converted, start: int) -> str:
+    """Why a collective is not merged in some way; asked in graph order, as the conversion did."""
+    joins = Joins()
+    for other in converted.program.starts:
+        call = collective_call(converted.nodes[other])
+        assert call is not None
+        why = joins.explained(converted.nodes[other], call)[1]
+        if other == start:
+            return why or "it writes to a tensor that it is given, or is never waited for"
+    raise AssertionError("not a collective of this graph")
+
+
+def _check_definitions(
+    graph: fx.Graph, merged: Merged, order: Order, parts: Sequence[Sequence[fx.Node]]
+) -> None:
     """Every node after all that it uses, and every node placed once."""
     placed: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op in _INPUTS:
             placed.update(with_picks(node))
-    for members in parts:
-        for node in members:
+    needed_at = {copies.pack: copies.start for copies in merged.copies}
+    for task in order.tasks:
+        # A copy that packs does casts, and then needs all that the collective does.
+        needed = [*parts[task], *(parts[needed_at[task]] if task in needed_at else ())]
+        made = {part for node in parts[task] for part in with_picks(node)}
+        for node in needed:
+            inside = made if task in needed_at else ()
             for source in node.all_input_nodes:
-                if source not in placed:
+                if source not in placed and source not in inside:
                     raise OrderError(
                         f"the order places {node.name!r} before {source.name!r}, which it uses; "
                         "this is a hazard that the conversion of the graph has missed"
                     )
-        for node in members:
-            placed.update(with_picks(node))
+        placed |= made
     left = [node.name for node in graph.nodes if node not in placed and node.op != "output"]
     if left:
         raise OrderError(f"the order does not place {left[0]!r}: the graph was changed meanwhile")

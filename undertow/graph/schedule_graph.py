@@ -11,23 +11,28 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
-from typing import Protocol
+from typing import Protocol, get_args
 
 from torch import fx
 
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
 from undertow.cost.sources import FunctionSource
-from undertow.graph.coalesce import mergeable_starts
+from undertow.errors import OrderError
 from undertow.graph.convert import Converted, GroupRanks, convert
 from undertow.graph.rewrite import rewrite
-from undertow.program import Collective, Program, Task
+from undertow.program import Collective, Join, Program, Task
+from undertow.schedule.buckets import How
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan, apply_plan
 from undertow.schedule.solve import Solution, solve
 
 _log = logging.getLogger(__name__)
 _DEVICE = "h100"  # of the cluster that is taken where none is given
+
+
+Merge = bool | How
+"""Whether collectives may become one: not at all, in one way only, or in any."""
 
 
 class Estimate(Protocol):
@@ -47,7 +52,7 @@ def schedule_graph(
     estimate: Estimate | None = None,
     limits: Limits | None = None,
     plan: Plan | None = None,
-    merge: bool = True,
+    merge: Merge = True,
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
 ) -> tuple[fx.GraphModule, Plan]:
@@ -58,8 +63,9 @@ def schedule_graph(
     `torch.export` do. `cluster` is what costs are for (default: one node of H100), `estimate`
     overrides its model for single nodes, `limits` bounds memory (default: not above the peak of the
     graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit.
-    `groups` gives names and ranks of groups that the running job does not know, `donated` the
-    placeholders whose memory may be freed.
+    `merge` says whether collectives may become one: `True` in any way, `"coalesced"` or `"copied"`
+    in that way alone. `groups` gives names and ranks of groups that the running job does not know,
+    `donated` the placeholders whose memory may be freed.
 
         gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
         print(plan.captured.exposed_ns, plan.planned.exposed_ns)
@@ -85,7 +91,7 @@ def schedule_nodes(
     estimate: Estimate | None = None,
     limits: Limits | None = None,
     plan: Plan | None = None,
-    merge: bool = True,
+    merge: Merge = True,
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
 ) -> Plan:
@@ -106,7 +112,7 @@ def decide(
     cluster: Cluster | str | None,
     estimate: Estimate | None,
     limits: Limits,
-    merge: bool,
+    merge: Merge,
 ) -> Solution:
     """Price and solve the Program of a graph; the graph stays as it is."""
     program = converted.program
@@ -120,7 +126,7 @@ def decide(
         solution = solve(priced, replace(limits, steps=0), should_merge=False)
         return replace(solution, plan=replace(solution.plan, limits=limits))
     reprice = repricer(cluster, sources) if merge else None
-    return solve(_only_merging(priced, mergeable_starts(converted)), limits, reprice=reprice)
+    return solve(_only_merging(priced, merge), limits, reprice=reprice)
 
 
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:
@@ -128,12 +134,20 @@ def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:
     return task
 
 
-def _only_merging(program: Program, allowed: frozenset[int]) -> Program:
-    """Starts that must run alone lose their description: what has none is never merged."""
+def _only_merging(program: Program, merge: Merge) -> Program:
+    """With collectives that may be merged in the way that was asked for only."""
+    if isinstance(merge, bool):
+        return program
+    if merge not in get_args(How):
+        raise OrderError(
+            f"merge={merge!r} is no way to merge; give {' or '.join(get_args(How))}, True or False"
+        )
     tasks = list(program.tasks)
     for start in program.starts:
-        if start not in allowed:
-            tasks[start] = replace(tasks[start], work=None)
+        work = tasks[start].work
+        if isinstance(work, Collective):
+            join = Join(merge) if work.join in (Join.ANY, merge) else Join.ALONE
+            tasks[start] = replace(tasks[start], work=replace(work, join=join))
     return replace(program, tasks=tuple(tasks))
 
 
@@ -145,6 +159,8 @@ def _source(converted: Converted, estimate: Estimate) -> FunctionSource:
     }
 
     def seconds(task: Task, ranks: tuple[int, ...]) -> float | None:
+        if task.name not in known or task.kind is not known[task.name][1].kind:
+            return None  # a copy of a bucket, for which there is no node yet
         node, captured = known[task.name]
         if isinstance(task.work, Collective) and task.work != captured.work:
             return estimate(node, nbytes=task.work.nbytes)

@@ -78,6 +78,9 @@ def folded_casts(program: Program, start: int) -> tuple[int, ...]:
     found = []
     for buffer in task.reads:
         maker = program.first_toucher[buffer]
+        is_ours = program.buffers[buffer].lifetime is Lifetime.INTERMEDIATE
+        if not is_ours or buffer in task.writes:
+            continue
         if maker >= 0 and _is_cast(program.tasks[maker], buffer, work.dtype):
             users = set(program.successors[maker]) - {start, *program.waits_of[start]}
             if not any(buffer in program.touches[user] for user in users):

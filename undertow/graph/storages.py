@@ -1,0 +1,43 @@
+"""Which nodes' values lie in which storage, and what to do when a rewrite puts them into another.
+
+Aliases are found by the storages of the nodes' values, so a result that becomes a part of another
+tensor has to take along everybody who looks at it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx
+
+from undertow.capture import torch_api
+from undertow.graph.nodes import tensors_of
+
+
+class Storages:
+    """The nodes of a graph by the storages of their values."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._nodes: dict[int, dict[fx.Node, None]] = {}
+        for node in graph.nodes:
+            for tensor in tensors_of(node):
+                self._nodes.setdefault(torch_api.storage_key(tensor), {})[node] = None
+
+    def move(self, value: Tensor, base: Tensor) -> None:
+        """All values in the storage of `value` now lie in that of `base`, at its place."""
+        old, new = torch_api.storage_key(value), torch_api.storage_key(base)
+        if old == new:
+            return
+        for node in self._nodes.pop(old, {}):
+            node.meta["val"] = _moved(node.meta["val"], old, base)
+            self._nodes.setdefault(new, {})[node] = None
+
+
+def _moved(value: Any, old: int, base: Tensor) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, old, base) for item in value)
+    if not isinstance(value, Tensor) or torch_api.storage_key(value) != old:
+        return value
+    there = base if base.dtype == value.dtype else base.view(value.dtype)
+    offset = there.storage_offset() + value.storage_offset()
+    return there.as_strided(value.shape, value.stride(), offset)
