@@ -85,12 +85,23 @@ def test_fake_store_makes_a_group_of_any_size() -> None:
         dist.destroy_process_group()
 
 
+def test_backend_of_group_is_known_by_the_groups_name() -> None:
+    assert torch_api.backend_of_group("0") == ""
+    dist.init_process_group("fake", rank=0, world_size=2, store=torch_api.fake_store())
+    try:
+        assert torch_api.backend_of_group("0") == "fake"
+        assert torch_api.backend_of_group("nobody's") == ""
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
         ("all_gather_into_tensor", "Tensor input, int group_size, str group_name"),
         ("reduce_scatter_tensor", "Tensor input, str reduce_op, int group_size, str group_name"),
         ("all_reduce", "Tensor input, str reduce_op, str group_name"),
+        ("all_reduce_", "Tensor input, str reduce_op, str group_name"),
         ("wait_tensor", "Tensor tensor"),
     ],
 )

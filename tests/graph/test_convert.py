@@ -11,13 +11,23 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
+from undertow.capture import torch_api
 from undertow.capture.mesh import fake_world
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price
 from undertow.errors import ProgramError
 from undertow.graph import convert
 from undertow.graph.nodes import number
-from undertow.program import CollectiveKind, Kind, OpClass, Order, profile_memory, verify
+from undertow.program import (
+    CollectiveKind,
+    Join,
+    Kind,
+    Lifetime,
+    OpClass,
+    Order,
+    profile_memory,
+    verify,
+)
 
 ops = torch.ops._c10d_functional
 GROUPS = {"0": ("dp", tuple(range(4)))}
@@ -315,3 +325,30 @@ def test_predicted_memory_is_what_an_interpreter_holds():
     assert len(compute) > 15
     actual = [interpreter.live[program.tasks[k].name] for k in compute]
     assert [predicted[k] for k in compute] == actual
+
+
+def test_what_is_waited_for_and_returned_is_an_output():
+    def step(x):
+        out = torch.empty(32, 4)
+        ops.wait_tensor(ops.all_gather_into_tensor_out(x, 4, "0", out=out))
+        return ops.wait_tensor(ops.all_reduce(x, "sum", "0")), out
+
+    program = program_of(step, X)
+    outputs = [buffer.name for buffer in program.buffers if buffer.lifetime is Lifetime.OUTPUT]
+    assert outputs == ["empty", "all_reduce"]
+
+
+def test_sizes_are_known_to_the_host_without_waiting():
+    with fake_world(4):
+        graph = make_fx(lambda x: (x * 2).view(-1, 2) + x.shape[0], tracing_mode="symbolic")(X)
+    kinds = {task.kind for task in convert(graph.graph, GROUPS).program.tasks}
+    assert Kind.HOST not in kinds
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"), [("gloo", Join.ANY), ("mpi", Join.COPIED), ("", Join.ANY)]
+)
+def test_only_backends_that_coalesce_are_asked_to(monkeypatch, backend, expected):
+    monkeypatch.setattr(torch_api, "backend_of_group", lambda name: backend)
+    program = program_of(lambda x: ops.wait_tensor(ops.all_reduce(x, "sum", "0")), X)
+    assert only_start(program).work.join is expected

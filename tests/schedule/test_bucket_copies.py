@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.programs import random_order, random_program, rngs
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import repricer
+from undertow.errors import OrderError, ProgramError
 from undertow.program import (
     Collective,
     CollectiveKind,
@@ -41,9 +43,13 @@ from undertow.schedule.buckets import (
     styles,
     ways,
 )
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan
+from undertow.schedule.solve import apply_solution, solve
 
 KIB = 1 << 10
 REPRICE = repricer(Cluster.parse("h100x4"))
+FAR = repricer(Cluster.parse("4xh100x1"))  # over the network, where latency is long
 AG, RS = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 AR, A2A = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
 RESULT = {AG: 4 * KIB, RS: KIB // 4, AR: KIB, A2A: KIB}
@@ -260,6 +266,70 @@ def test_copying_is_compared_with_coalescing_where_it_saves_casts():
     ]
 
 
+# -- solving and saving ---------------------------------------------------------------------------
+
+
+def exchanges(count: int, nbytes: int) -> Program:
+    """All-to-alls of independent tensors, each used at once, as those of several micro-batches."""
+    builder = ProgramBuilder("exchanges")
+    ep = builder.group("ep", range(4))
+    for k in range(count):
+        x, arrived = builder.input(f"x{k}", nbytes), builder.buffer(f"f{k}", nbytes)
+        work = Collective(A2A, nbytes, "bfloat16")
+        start = builder.start(f"s{k}", ep, reads=[x], writes=[arrived], work=work)
+        builder.wait(f"w{k}", start)
+        builder.compute(f"c{k}", reads=[arrived], ns=5_000)
+    program = builder.build()
+    tasks = tuple(
+        FAR(task, tuple(range(4))) if task.kind is Kind.START else task for task in program.tasks
+    )
+    return replace(program, tasks=tasks)
+
+
+def test_all_to_alls_are_merged_where_that_makes_the_step_shorter_and_only_there():
+    small, large = exchanges(12, 4 * KIB), exchanges(4, 64 << 20)
+    free = Limits(peak_ratio=None)
+    merged = solve(small, free, reprice=FAR).plan
+    assert {bucket.how for bucket in merged.buckets} == {"copied"}
+    assert merged.planned.total_ns < solve(small, free, should_merge=False).plan.planned.total_ns
+    assert not solve(large, free, reprice=FAR).plan.buckets  # the copies take longer
+
+
+def test_within_the_captured_peak_copies_that_do_not_fit_are_not_made():
+    plan = solve(exchanges(12, 4 * KIB), Limits(), reprice=FAR).plan
+    assert plan.planned.peak_nbytes <= plan.captured.peak_nbytes
+
+
+def test_a_plan_with_copied_buckets_is_kept_as_text_and_applied_again():
+    program = exchanges(12, 4 * KIB)
+    solution = solve(program, Limits(peak_ratio=None), reprice=FAR)
+    saved = json.loads(json.dumps(solution.plan.to_json()))
+    assert saved["buckets"][0]["how"] == "copied"
+    again = apply_solution(program, Plan.from_json(saved), FAR)
+    assert again.timeline.total_ns == solution.timeline.total_ns
+    saved["buckets"] = [bucket["members"] for bucket in saved["buckets"]]  # as older plans have it
+    with pytest.raises(OrderError, match="cannot be coalesced"):
+        apply_solution(program, Plan.from_json(saved), FAR)
+    saved["buckets"] = [{"members": ["s0", "s1"], "how": "flat"}]
+    with pytest.raises(ProgramError, match="'flat'; one is coalesced or copied"):
+        Plan.from_json(saved)
+
+
+def test_a_plan_that_copies_reductions_of_two_dtypes_is_refused():
+    program = collectives(AR, dtype="float32")
+    plan = solve(program, should_merge=False).plan
+    edited = replace(plan, buckets=(Bucket(("s0", "s1"), "copied"),))
+    with pytest.raises(OrderError, match="another group, kind, reduction or dtype"):
+        apply_solution(program, edited, REPRICE)
+
+
+def test_the_bound_holds_where_casts_are_done_on_the_way():
+    program = with_casts(RS, elsewhere=False)
+    plan = solve(program, Limits(peak_ratio=None), reprice=REPRICE).plan
+    assert plan.buckets == (Bucket(("s0", "s1"), "copied"),)
+    assert plan.bound_ns <= plan.planned.total_ns < plan.captured.total_ns
+
+
 # -- random Programs ------------------------------------------------------------------------------
 
 
@@ -288,6 +358,15 @@ def forced(program: Program) -> list[Bucket]:
     """Everything copied that can be."""
     keys = {s: bucket_key(program, s, "copied", mixed=True) for s in program.starts}
     return propose(program, {key: 1 << 30 for key in keys.values() if key}, keys)
+
+
+@given(rngs, st.integers(6, 24))
+@settings(max_examples=40, deadline=None)
+def test_no_copied_bucket_breaks_a_limit_or_a_bound(rng: random.Random, size: int):
+    program = described(rng, random_program(rng, size, plain=True))
+    plan = solve(program, Limits(steps=50), reprice=cheap).plan
+    assert plan.bound_ns <= plan.planned.total_ns <= plan.captured.total_ns
+    assert plan.planned.peak_nbytes <= plan.captured.peak_nbytes
 
 
 @given(rngs, st.integers(6, 30))
