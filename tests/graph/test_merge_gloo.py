@@ -18,9 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.capture.gloo_ranks import Ranks, gloo_ranks
 from undertow.capture.mesh import fake_world
-from undertow.graph import collective_call, convert, rewrite
+from undertow.graph import as_inductor_pass, collective_call, convert, rewrite
 from undertow.program import Order
 from undertow.schedule.buckets import How, bucket_key, merge, propose
+from undertow.schedule.limits import Limits
 
 pytestmark = pytest.mark.slow
 ops = torch.ops._c10d_functional
@@ -148,3 +149,39 @@ def test_merged_collectives_compute_the_same(ranks: Ranks, name: str) -> None:
 
 def calls(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if collective_call(node)]
+
+
+# -- inside Inductor ------------------------------------------------------------------------------
+
+
+def mixed_step(x: Tensor, y: Tensor) -> list[Tensor]:
+    """Gathers of casts, reductions whose casts can be saved, and all-to-alls, on one rank."""
+    first, second = (wait(ops.all_gather_into_tensor(z.to(HALF), 1, "0")) for z in (x, y))
+    made = x.t() @ first.float()
+    reduced = [wait(ops.all_reduce(z.to(HALF), "sum", "0")) for z in (made, made.sum(0) + 1)]
+    arrived = [wait(ops.all_to_all_single(z, [8], [8], "0")) for z in (x, x + 1)]
+    return [second * 2, *reduced, *arrived]
+
+
+def slow_network(node: fx.Node, nbytes: int | None = None) -> float | None:
+    return 1e-3 if collective_call(node) else None
+
+
+def test_inductor_compiles_copied_buckets() -> None:
+    """A group of one rank is enough to see that Inductor can lower what is written."""
+    import torch._inductor.config as config
+    import torch.distributed as dist
+
+    free = Limits(peak_ratio=None, steps=50)
+    scheduler = as_inductor_pass("h100x1", estimate=slow_network, limits=free, merge="copied")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        x, y = inputs(0)
+        with config.patch(post_grad_custom_post_pass=scheduler, compile_threads=1):
+            got = torch.compile(mixed_step)(x, y)
+        wanted = mixed_step(x, y)
+    finally:
+        dist.destroy_process_group()
+    assert [bucket.how for bucket in scheduler.plans[0].buckets] == ["copied"] * 3
+    for a, b in zip(wanted, got, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)

@@ -263,7 +263,7 @@ class _Bucket:
             part.size = self.dim(flat, len(shape) - 1)
             flats.append(flat)
         whole = self.call(_aten.cat.default, flats, len(shape) - 1)
-        self.row = self.dim(whole, 1) if self.kind is _A2A else None
+        self.row: Size = self.dim(whole, 1) if self.kind is _A2A else 0
         self.flat = self.view(whole, [-1]) if interleaved else whole
 
     def pack_by_copies(self) -> None:
@@ -327,7 +327,8 @@ class _Bucket:
 
     def start(self) -> None:
         first, flat, group = self.first, self.flat, self.arguments["group_name"]
-        value, args = flat.meta["val"], ()  # type: tuple[Any, tuple[Any, ...]]
+        value: Tensor = flat.meta["val"]
+        args: tuple[Any, ...]
         if self.kind is _AG:
             target, args = _c10d.all_gather_into_tensor.default, (flat, self.ranks, group)
             value = value.new_empty([value.shape[0] * self.ranks])
