@@ -143,6 +143,28 @@ def test_all_to_alls_are_left_alone_where_copies_cost_more_than_they_save():
     assert not plan.buckets
 
 
+@pytest.mark.parametrize("merge", [True, "copied", False])
+def test_odd_collectives_among_the_others_do_no_harm(merge):
+    """Two waits for one, one that nobody waits for, a broadcast, a send and a receive."""
+
+    def step(x, w):
+        one = ops.all_reduce(x, "sum", "0")
+        sent = ops.isend(x, 1, 0, "0")
+        got = ops.irecv(torch.empty(8, 4), 1, 0, "0")
+        two = ops.all_reduce(w, "sum", "0")
+        never = ops.all_reduce(x + 1, "sum", "0")
+        cast = ops.broadcast(x, 0, "0")
+        return wait(one) + 1, wait(one), wait(two), wait(got), wait(cast), never, wait(sent)
+
+    module, plan = scheduled(traced(step, X, W), estimate=estimate, merge=merge)
+    module.graph.lint()
+    merged = {True: 3, "copied": 2, False: 0}[merge]
+    assert sum(len(bucket.members) for bucket in plan.buckets) == merged
+    assert len(starts(module)) == (6 - merged + 1 if merged else 6)
+    program = convert(module.graph, GROUPS).program
+    verify(program, Order.captured(program))
+
+
 def test_a_way_to_merge_that_does_not_exist_is_refused():
     with pytest.raises(OrderError, match="'flat' is no way to merge; give coalesced or copied"):
         scheduled(traced(gathers, X, W), merge="flat")

@@ -330,8 +330,8 @@ class _Rewriting:
             return replace(self._parts[old].wait, start=place[old, "start"])
         task = self._unpacks.get(old) or self._program.tasks[old]
         start = -1 if task.start < 0 else place[self._key(task.start)]
-        if start == task.start and not self._shares:
-            return task
+        if not any(buffer in self._shares for buffer in task.reads):
+            return task if start == task.start else replace(task, start=start)
         reads = tuple(dict.fromkeys(self._shares.get(b, b) for b in task.reads))
         return replace(task, start=start, reads=reads)
 

@@ -338,9 +338,8 @@ def _with_copies(
     origins = [whole.origins[old] if old >= 0 else () for old in olds]
     for each in copies:  # the start stands for its members, and the copy before it for their casts
         every = origins[each.start]
-        starts = [t for t in every if program.tasks[t].kind is Kind.START]
-        origins[each.start] = tuple(starts)
-        origins[each.pack] = tuple(t for t in every if t not in starts)
+        origins[each.start] = tuple(t for t in every if program.tasks[t].kind is Kind.START)
+        origins[each.pack] = tuple(t for t in every if program.tasks[t].kind is not Kind.START)
     return Merged(made, whole.buckets, tuple(origins), tuple(copies))
 
 
@@ -355,7 +354,7 @@ def _copied(program: Program, start: int, merged: list[int]) -> CopiedStart:
 def _merged_start(program: Program, merged: list[int]) -> Task:
     """One start for all; what casts that it does make is nobody's business but its own."""
     members = [task for task in merged if program.tasks[task].kind is Kind.START]
-    casts = [program.tasks[task] for task in merged if task not in members]
+    casts = [program.tasks[t] for t in merged if program.tasks[t].kind is not Kind.START]
     first = program.tasks[members[0]]
     work = first.work
     assert isinstance(work, Collective)
