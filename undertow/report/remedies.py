@@ -200,7 +200,7 @@ def _bucketing(setup: Setup, plan: Plan, start: str) -> Iterator[_Question]:
         if name in members:
             continue
         theirs = next((bucket for bucket in others if name in bucket.members), None)
-        joined = own or theirs or Bucket(())
+        joined = own or theirs or Bucket((), key.how)
         names = {*members, *(theirs.members if theirs else (name,))}
         both = replace(joined, members=tuple(sorted(names, key=program.index.__getitem__)))
         left = [bucket for bucket in others if bucket is not theirs]
