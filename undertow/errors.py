@@ -29,6 +29,10 @@ class CostError(UndertowError):
     """A device, cluster, table or description that cannot be priced."""
 
 
+class AgreementError(UndertowError):
+    """Ranks that differ where they must not, or that did not come: the message names them."""
+
+
 class FileError(UndertowError):
     """A file that cannot be read, written or understood."""
 

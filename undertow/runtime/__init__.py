@@ -1,0 +1,1 @@
+"""What a training process needs while it runs."""

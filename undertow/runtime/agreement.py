@@ -1,0 +1,271 @@
+"""Ranks agree through the job's store before anything is decided or run, never by a collective.
+
+Every rank writes what it has under a key of its own; the first rank reads them all and writes the
+verdict, which all obey. So each value crosses the store once however many ranks there are, every
+rank returns or raises the same, and a rank that is missing or differs costs the others a sentence
+and at most twice the timeout instead of a hang.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from itertools import zip_longest
+from typing import Any, Protocol, cast
+
+from undertow.errors import AgreementError
+
+Number = int | float | None
+"""What a rank measured; None where it has nothing to say."""
+TIMEOUT_SECONDS = 300.0
+_SLACK_SECONDS = 2.0  # for the verdict of a first rank that waited as long as it may
+_PARTING_SECONDS = 5.0  # that the first rank, whose process may hold the store, stays for others
+_MOST_SHOWN = 8  # ranks in a sentence
+
+
+class Store(Protocol):
+    """What we use of `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
+
+
+class Choice(StrEnum):
+    """Whose numbers are used."""
+
+    FIRST = "first"  # those of the first rank
+    MEDIAN = "median"  # of each number the median over the ranks, the lower of two
+
+
+def agree_on_numbers(
+    store: Store,
+    rank: int,
+    ranks: Sequence[int],
+    key: str,
+    numbers: Sequence[Number],
+    *,
+    choice: Choice | str = Choice.FIRST,
+    timeout: float = TIMEOUT_SECONDS,
+) -> list[Number]:
+    """The same numbers on every one of `ranks`, made of what each of them brings.
+
+    All must call this with the same `key`, which must not have been used in this store before, and
+    with as many numbers; AgreementError on every rank if one does not, or does not come within
+    `timeout` seconds.
+
+        seconds = agree_on_numbers(store, rank, range(world), "estimates/0", seconds)
+    """
+    choice = Choice(choice)
+    _check_numbers(rank, numbers)
+
+    def decide(brought: dict[int, Any]) -> Any:
+        most = _held_by_most({r: len(values) for r, values in brought.items()}, ranks[0])
+        others = [r for r, values in brought.items() if len(values) != most]
+        if others:
+            raise AgreementError(
+                f"{_ranks(others)} brought {len(brought[others[0]])} numbers to {key!r}, the "
+                f"others {most}: the ranks do not run the same step"
+            )
+        if choice is Choice.FIRST:
+            return brought[ranks[0]]
+        return [_median(column) for column in zip(*brought.values(), strict=True)]
+
+    return cast(
+        list[Number], _decided(store, rank, ranks, key, list(numbers), decide, timeout=timeout)
+    )
+
+
+def check_same(
+    store: Store,
+    rank: int,
+    ranks: Sequence[int],
+    key: str,
+    digest: str,
+    detail: Sequence[str] = (),
+    timeout: float = TIMEOUT_SECONDS,
+) -> None:
+    """Return if `digest` is the same on all `ranks`; else AgreementError on each of them.
+
+    The error names the ranks that differ from what most have (from the first rank where there is no
+    majority) and the first line in which their `detail` differs, or the ranks that did not come
+    within `timeout` seconds. Details cross the store only if digests differ.
+
+        check_same(store, rank, range(world), "plan/0", plan.digest, sequence_of_collectives)
+    """
+
+    def decide(brought: dict[int, Any]) -> Any:
+        most = _held_by_most(brought, ranks[0])
+        same = next(r for r, value in brought.items() if value == most)
+        return [same, [r for r, value in brought.items() if value != most]]
+
+    same, others = _decided(store, rank, ranks, key, digest, decide, timeout=timeout)
+    if not others:
+        return
+    differ = "differs" if len(others) == 1 else "differ"
+    try:
+        difference = _difference(store, rank, (same, others[0]), key, detail, timeout)
+        _part(store, rank, ranks, key)
+    except RuntimeError as error:
+        difference = f"in what cannot be told, because the job's store is gone ({error})"
+    raise AgreementError(f"{_ranks(others)} {differ} from rank {same} in {key!r}: {difference}")
+
+
+def _difference(
+    store: Store,
+    rank: int,
+    shown: tuple[int, int],
+    key: str,
+    detail: Sequence[str],
+    timeout: float,
+) -> str:
+    """The first difference between the two ranks that are shown, which bring their details."""
+    if rank in shown:
+        store.set(_key(key, "detail", rank), json.dumps(list(detail)))
+    keys = [_key(key, "detail", r) for r in shown]
+    if not _comes(store, keys, timeout):
+        return "they left before they could say in what"
+    expected, found = (json.loads(store.get(k)) for k in keys)
+    return _first_difference(shown, expected, found)
+
+
+def _decided(
+    store: Store,
+    rank: int,
+    ranks: Sequence[int],
+    key: str,
+    value: Any,
+    decide: Callable[[dict[int, Any]], Any],
+    *,
+    timeout: float,
+) -> Any:
+    """Bring `value`; what the first rank makes of all that was brought, or the error it met."""
+    if rank not in ranks:
+        raise AgreementError(f"rank {rank} is not one of the ranks that agree on {key!r}")
+    first = ranks[0]
+    own, verdict = _key(key, "rank", rank), _key(key, "verdict")
+    try:
+        if store.check([own]):
+            raise AgreementError(
+                f"rank {rank} has already brought something to {key!r}; give every agreement a key "
+                "of its own"
+            )
+        store.set(own, json.dumps(value))
+        if rank == first:
+            store.set(verdict, json.dumps(_verdict(store, ranks, key, decide, timeout)))
+        else:
+            _await_first(store, ranks, key, timeout)
+        ok, outcome = json.loads(store.get(verdict))
+        if not ok:
+            _part(store, rank, ranks, key)
+    except RuntimeError as error:  # the store itself: its host is gone, or does not answer
+        raise AgreementError(
+            f"rank {rank} cannot use the job's store for {key!r}: {error}"
+        ) from error
+    if not ok:
+        raise AgreementError(outcome)
+    return outcome
+
+
+def _verdict(
+    store: Store,
+    ranks: Sequence[int],
+    key: str,
+    decide: Callable[[dict[int, Any]], Any],
+    timeout: float,
+) -> tuple[bool, Any]:
+    keys = {r: _key(key, "rank", r) for r in ranks}
+    if not _comes(store, list(keys.values()), timeout):
+        return False, _missing(store, ranks, key, timeout)
+    try:
+        return True, decide({r: json.loads(store.get(k)) for r, k in keys.items()})
+    except AgreementError as error:
+        return False, str(error)
+
+
+def _await_first(store: Store, ranks: Sequence[int], key: str, timeout: float) -> None:
+    """Wait until the verdict is there: the first rank may itself wait before it gives it."""
+    came = _comes(store, [_key(key, "rank", ranks[0])], timeout)
+    if came and _comes(store, [_key(key, "verdict")], timeout + _SLACK_SECONDS):
+        return
+    raise AgreementError(_missing(store, ranks, key, timeout))
+
+
+def _part(store: Store, rank: int, ranks: Sequence[int], key: str) -> None:
+    """Before an error ends the first rank: let the others read why, if they are there."""
+    store.set(_key(key, "left", rank), "")
+    if rank == ranks[0]:
+        here = [r for r in ranks if store.check([_key(key, "rank", r)])]
+        _comes(store, [_key(key, "left", r) for r in here], _PARTING_SECONDS)
+
+
+def _comes(store: Store, keys: list[str], timeout: float) -> bool:
+    """Whether all `keys` are in the store within the time; nobody waits for what is there."""
+    if store.check(keys):
+        return True
+    end = time.monotonic() + timeout
+    try:
+        store.wait(keys, timedelta(seconds=timeout))
+    except RuntimeError:
+        if time.monotonic() < end - timeout / 2:
+            raise  # not the time: the store is gone
+        return store.check(keys)
+    return True
+
+
+def _missing(store: Store, ranks: Sequence[int], key: str, timeout: float) -> str:
+    absent = [r for r in ranks if not store.check([_key(key, "rank", r)])]
+    if not absent:
+        return f"rank {ranks[0]} did not say within {timeout:g} s what was agreed on {key!r}"
+    return (
+        f"{_ranks(absent)} did not come to {key!r} within {timeout:g} s: "
+        f"{'it has' if len(absent) == 1 else 'they have'} failed, or run other steps than the rest"
+    )
+
+
+def _first_difference(shown: tuple[int, int], expected: list[str], found: list[str]) -> str:
+    for at, (ours, theirs) in enumerate(zip_longest(expected, found), start=1):
+        if ours != theirs:
+            said = ["nothing more" if line is None else repr(line) for line in (ours, theirs)]
+            return (
+                f"the first difference is at {at}, where rank {shown[0]} has {said[0]} and "
+                f"rank {shown[1]} {said[1]}"
+            )
+    return "their digests are not the same, although all that they list is"
+
+
+def _check_numbers(rank: int, numbers: Sequence[Number]) -> None:
+    for at, number in enumerate(numbers):
+        if number is not None and not math.isfinite(number):
+            raise AgreementError(f"rank {rank} measured {number} at place {at}; that is no number")
+
+
+def _held_by_most(brought: dict[int, Any], first: int) -> Any:
+    """The value that most have; where several are held by as many, the first rank's if it is among
+    them, else the one that comes first."""
+    counts: dict[Any, int] = {}
+    for value in [brought[first], *brought.values()]:
+        counts[value] = counts.get(value, 0) + 1
+    counts[brought[first]] -= 1  # it was counted twice to come first
+    return max(counts, key=counts.__getitem__)
+
+
+def _median(column: Sequence[Number]) -> Number:
+    """Of the ranks that have a number; the lower of two, so that it is one that was measured."""
+    known = sorted(number for number in column if number is not None)
+    return known[(len(known) - 1) // 2] if known else None
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_SHOWN]))
+    more = f" and {len(ranks) - _MOST_SHOWN} more" if len(ranks) > _MOST_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def _key(*parts: object) -> str:
+    return "/".join(map(str, ("undertow", *parts)))
