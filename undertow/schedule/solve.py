@@ -2,10 +2,10 @@
 
 For each of a few bucket sizes, taken from the latency and bandwidth of each group, the Program with
 those buckets is scheduled by construction under a few policies; the best complete schedule is then
-improved by sweeps of moves and, if the Program is small, by local search. Where layers repeat, all
-that is tried on the Program's fold, and only what did best there on the whole. Every candidate is
-simulated and its peak compared with the limit, and the winner is verified; the captured order is
-always a candidate.
+improved by sweeps of moves and, if the Program is small, by a beam over all orders and local
+search. Where layers repeat, all that is tried on the Program's fold, and only what did best there
+on the whole. Every candidate is simulated and its peak compared with the limit, and the winner is
+verified; the captured order is always a candidate.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
+from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice
 from undertow.schedule.candidates import (
     Bases,
@@ -281,6 +282,12 @@ def _search(best: Candidate, bounds: Bounds, steps: int) -> Candidate:
     program = best.merged.program
     if best.rank(bounds)[0] > 0:
         return best  # the search only moves between orders that fit
+    known, limits = best.timeline.total_ns, (bounds.peak_nbytes, bounds.in_flight_nbytes)
+    found = beam(program, known, *limits, steps)
+    if found.order is not None:
+        best = Candidate(best.merged, found.order, simulate(program, found.order))
+    if found.is_exact:
+        return best
     order = improve(program, best.order, bounds.peak_nbytes, steps * 4)
     candidate = Candidate(best.merged, order, simulate(program, order))
     return min(best, candidate, key=_by_rank(bounds))
