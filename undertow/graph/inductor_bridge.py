@@ -17,6 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from undertow.cache import source_digest
 from undertow.capture.schema import nodes_in
+from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.convert import GroupRanks
@@ -45,7 +46,9 @@ class UndertowPass(CustomGraphPass):
         merge: Merge,
         groups: GroupRanks | None,
         pin: bool,
+        agree: Agree | None = None,
     ) -> None:
+        self._agree = agree
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
         self._merge, self._groups, self._pin = merge, groups, pin
         self.plans: list[Plan] = []
@@ -58,6 +61,7 @@ class UndertowPass(CustomGraphPass):
             limits=self._limits,
             merge=self._merge,
             groups=self._groups,
+            agree=self._agree,
         )
         self.plans.append(plan)
         if self._pin:
@@ -84,6 +88,7 @@ def as_inductor_pass(
     merge: Merge = True,
     groups: GroupRanks | None = None,
     pin: bool = True,
+    agree: Agree | None = None,
 ) -> UndertowPass:
     """Our schedule as a post-grad pass of Inductor; the options are those of `schedule_graph`.
 
@@ -93,7 +98,7 @@ def as_inductor_pass(
         step = torch.compile(step)
     """
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    return UndertowPass(target, estimate, limits or Limits(), merge, groups, pin)
+    return UndertowPass(target, estimate, limits or Limits(), merge, groups, pin, agree)
 
 
 def pin(graph: fx.Graph) -> int:

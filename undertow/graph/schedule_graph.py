@@ -15,9 +15,10 @@ from typing import Protocol, get_args
 
 from torch import fx
 
+from undertow.cost.agreed import Agree, agreed
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
-from undertow.cost.sources import FunctionSource
+from undertow.cost.sources import FunctionSource, Source
 from undertow.errors import OrderError
 from undertow.graph.convert import Converted, GroupRanks, convert
 from undertow.graph.rewrite import rewrite
@@ -55,6 +56,7 @@ def schedule_graph(
     merge: Merge = True,
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
+    agree: Agree | None = None,
 ) -> tuple[fx.GraphModule, Plan]:
     """Hide the communication of a graph of operators with functional collectives behind its
     compute, in place; the Plan says what was decided and what it comes to.
@@ -65,7 +67,9 @@ def schedule_graph(
     graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit.
     `merge` says whether collectives may become one: `True` in any way, `"coalesced"` or `"copied"`
     in that way alone. `groups` gives names and ranks of groups that the running job does not know,
-    `donated` the placeholders whose memory may be freed.
+    `donated` the placeholders whose memory may be freed. If `estimate` measures, each rank gets
+    numbers of its own: `agree`, a function of a list of numbers such as
+    `undertow.runtime.agreement.Agreement`, then makes them the same before anything is decided.
 
         gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
         print(plan.captured.exposed_ns, plan.planned.exposed_ns)
@@ -79,6 +83,7 @@ def schedule_graph(
         merge=merge,
         groups=groups,
         donated=donated,
+        agree=agree,
     )
     gm.recompile()
     return gm, made
@@ -94,6 +99,7 @@ def schedule_nodes(
     merge: Merge = True,
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
+    agree: Agree | None = None,
 ) -> Plan:
     """`schedule_graph` for a graph without its module."""
     converted = convert(graph, groups, donated=donated)
@@ -101,7 +107,7 @@ def schedule_nodes(
         merged, order = apply_plan(converted.program, plan, _as_it_is)
         rewrite(converted, merged, order)
         return plan
-    solution = decide(converted, cluster, estimate, limits or Limits(), merge)
+    solution = decide(converted, cluster, estimate, limits or Limits(), merge, agree)
     if converted.program.starts:
         rewrite(converted, solution.merged, solution.order)
     return solution.plan
@@ -113,6 +119,7 @@ def decide(
     estimate: Estimate | None,
     limits: Limits,
     merge: Merge,
+    agree: Agree | None = None,
 ) -> Solution:
     """Price and solve the Program of a graph; the graph stays as it is."""
     program = converted.program
@@ -120,7 +127,10 @@ def decide(
         cluster = _cluster_for(program)
     elif isinstance(cluster, str):
         cluster = Cluster.parse(cluster)
-    sources = () if estimate is None else (_source(converted, estimate),)
+    sources: tuple[Source, ...] = ()
+    if estimate is not None:
+        source = _source(converted, estimate)
+        sources = (source if agree is None else agreed(program, source, agree),)
     priced = price(program, cluster, sources).program
     if not program.starts:  # nothing to hide: the captured order, with its figures
         solution = solve(priced, replace(limits, steps=0), should_merge=False)

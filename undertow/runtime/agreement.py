@@ -12,6 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from itertools import zip_longest
@@ -41,6 +42,41 @@ class Choice(StrEnum):
 
     FIRST = "first"  # those of the first rank
     MEDIAN = "median"  # of each number the median over the ranks, the lower of two
+
+
+@dataclass
+class Agreement:
+    """Agrees again and again, under keys of its own: what `schedule_graph(agree=...)` takes.
+
+    Ranks must make and call theirs in the same sequence. `name` tells several apart in one store.
+
+        store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+        agree = Agreement(store, rank, range(dist.get_world_size()))
+        gm, plan = undertow.schedule_graph(gm, estimate=measured, agree=agree)
+        agree.check(plan.digest, plan.order)
+    """
+
+    store: Store
+    rank: int
+    ranks: Sequence[int]
+    name: str = "agreement"
+    choice: Choice | str = Choice.FIRST
+    timeout: float = TIMEOUT_SECONDS
+    _used: int = field(default=0, init=False, repr=False)
+
+    def __call__(self, numbers: Sequence[Number]) -> list[Number]:
+        """The same numbers on every rank (`agree_on_numbers`)."""
+        where = self.store, self.rank, self.ranks, self._next_key()
+        return agree_on_numbers(*where, numbers, choice=self.choice, timeout=self.timeout)
+
+    def check(self, digest: str, detail: Sequence[str] = ()) -> None:
+        """AgreementError if `digest` is not the same on every rank (`check_same`)."""
+        where = self.store, self.rank, self.ranks, self._next_key()
+        check_same(*where, digest, detail, self.timeout)
+
+    def _next_key(self) -> str:
+        self._used += 1
+        return f"{self.name}/{self._used}"
 
 
 def agree_on_numbers(
