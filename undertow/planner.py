@@ -34,10 +34,11 @@ from undertow.program import (
 )
 from undertow.progress import Clock, Progress
 from undertow.report.summary import Summary, summarise
-from undertow.schedule.buckets import propose_of_size
+from undertow.schedule.buckets import Reprice, propose_of_size
 from undertow.schedule.limits import Limits
+from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan
-from undertow.schedule.solve import Solution, apply_solution, solve
+from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
 
 if TYPE_CHECKING:
     from undertow.capture.models import Example
@@ -172,6 +173,7 @@ def plan(
     merge: bool = True,
     bucket_nbytes: int | None = None,
     schedule: bool | Plan = True,
+    manual: Sequence[Entry] = (),
     sources: Sequence[Source] = (),
     cache: bool = True,
     progress: Progress | None = None,
@@ -185,7 +187,8 @@ def plan(
 
     The step is scheduled within `limits` (by default its own captured peak memory) and collectives
     are merged where that helps, unless `merge` is False; `bucket_nbytes` fixes the size of buckets
-    (inputs on one rank) instead of choosing it. `schedule` may be a Plan, which is applied instead,
+    (inputs on one rank) instead of choosing it. `manual` names modules by path (`layers.*`) whose
+    collectives are merged and prefetched by a fixed rule instead. `schedule` may be a Plan, which is applied instead,
     or False for the captured order alone.
 
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
@@ -215,6 +218,7 @@ def plan(
         merge=merge,
         bucket_nbytes=bucket_nbytes,
         schedule=schedule,
+        manual=manual,
         sources=sources,
         progress=progress,
     )
@@ -321,6 +325,7 @@ def predict(
     merge: bool = True,
     bucket_nbytes: int | None = None,
     schedule: bool | Plan = True,
+    manual: Sequence[Entry] = (),
     sources: Sequence[Source] = (),
     progress: Progress | None = None,
 ) -> PlannedStep:
@@ -342,6 +347,9 @@ def predict(
         reprice = repricer(cluster, sources)
         if isinstance(schedule, Plan):
             solution = apply_solution(priced.program, schedule, reprice)
+        elif manual:
+            solution, notes = _by_hand(priced.program, manual, limits, reprice if merge else None)
+            captured = replace(captured, notes=(*captured.notes, *notes))
         else:
             given = propose_of_size(priced.program, bucket_nbytes) if bucket_nbytes else None
             solution = solve(
@@ -363,6 +371,14 @@ def predict(
         capture.cached,
         {**capture.seconds, **clock.seconds},
     )
+
+
+def _by_hand(
+    program: Program, entries: Sequence[Entry], limits: Limits | None, reprice: Reprice | None
+) -> tuple[Solution, tuple[str, ...]]:
+    made = plan_manually(program, entries, limits, reprice=reprice)
+    solution = solution_of(program, limits or Limits(), made.merged, made.order, reprice)
+    return solution, made.notes
 
 
 def _silent(stage: str, done: int, total: int) -> None:

@@ -302,3 +302,12 @@ def test_a_read_only_cache_is_no_obstacle(tmp_path: Path) -> None:
     )
     assert result.returncode == 0
     assert "nothing is kept in the cache" in result.stderr
+
+
+def test_a_manual_plan_replaces_the_solver(undertow: Run) -> None:
+    result = undertow("plan", "llama3-debug", "--manual", "layers.*", "--memory", "none")
+    assert (result.code, result.err) == (0, "")
+    assert "54 collectives are merged into 6." in result.out
+    refused = undertow("plan", "llama3-debug", "--manual", "blocks.*")
+    assert refused.code == 2
+    assert "unknown module path 'blocks.*'" in refused.err

@@ -20,7 +20,7 @@ from tests.graph.stand_ins import run_alone
 from undertow.capture.mesh import Mesh, fake_world
 from undertow.capture.models import load
 from undertow.capture.trace import trace_step
-from undertow.errors import CostError, OrderError, ProgramError
+from undertow.errors import CostError, OrderError, ProgramError, UndertowError
 from undertow.graph import as_inductor_pass, collective_call, convert
 from undertow.graph.nodes import tensor_nbytes, tensors_of
 from undertow.graph.schedule_graph import _default_cluster, schedule_graph
@@ -504,3 +504,27 @@ def test_random_graphs_are_scheduled_legally_and_compute_the_same(instructions, 
     if bounded:
         assert plan.planned.peak_nbytes <= plan.captured.peak_nbytes
     assert_same_numbers(before, module, X, X + 1)
+
+
+def test_a_manual_plan_by_module_path_computes_the_same(llama):
+    original, groups = llama["fsdp"]
+    module = copy.deepcopy(original)
+    settings = {"cluster": "h100x4", "groups": groups, "limits": Limits(peak_ratio=None)}
+    _, plan = schedule_graph(module, manual=["layers.*", ["embedding", "norm"]], **settings)
+    assert plan.planned.total_ns < plan.captured.total_ns
+    assert len(plan.buckets) >= 2 * 3  # two layers: forward, backward, gradients
+    module.graph.lint()
+    again = convert(module.graph, groups).program
+    verify(again, Order.captured(again))
+    inputs = [
+        (torch.rand(n.meta["val"].shape) * 0.1).to(n.meta["val"].dtype)
+        for n in original.graph.nodes
+        if n.op == "placeholder"
+    ]
+    assert_same_numbers(original, module, *inputs)
+
+
+def test_a_manual_plan_for_no_module_is_refused(llama):
+    original, groups = llama["fsdp"]
+    with pytest.raises(UndertowError, match="unknown module path 'blocks"):
+        schedule_graph(copy.deepcopy(original), groups=groups, manual=["blocks.*"])

@@ -39,6 +39,7 @@ from undertow.planner import (
 from undertow.program.serialize import load_json
 from undertow.progress import Progress
 from undertow.schedule.limits import Limits
+from undertow.schedule.passes import parse_entries
 from undertow.schedule.plan import Plan
 from undertow.units import parse_nbytes
 
@@ -125,6 +126,14 @@ class StepOptions:
             help="Merge collectives up to this size (64MiB) instead of choosing one.",
         ),
     ] = None
+    manual: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Instead of solving: merge the collectives of each module at this path (layers.*; "
+            "a+b for both as one) and prefetch the next module's under it. May be repeated.",
+        ),
+    ] = None
     table: TableOption = None
     profile: ProfileOption = None
     devices_file: DevicesOption = None
@@ -135,6 +144,8 @@ class StepOptions:
     def __post_init__(self) -> None:
         if self.no_merge and self.bucket:
             raise UndertowError("--no-merge merges nothing: leave out --bucket")
+        if self.manual and self.bucket:
+            raise UndertowError("--manual merges per module: leave out --bucket")
 
     def find_cluster(self) -> Cluster:
         return apply_figures(find_cluster(self.cluster, self.devices_file), self.set or ())
@@ -177,6 +188,7 @@ class StepOptions:
             merge=not self.no_merge,
             bucket_nbytes=parse_nbytes(self.bucket) if self.bucket else None,
             schedule=schedule,
+            manual=parse_entries(";".join(self.manual or ())),
             sources=find_sources(self.table or (), self.profile or (), cluster),
             progress=progress,
         )

@@ -7,6 +7,7 @@ are no tasks: they are part of what they pick from. Placeholders and attributes 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from undertow.graph.describe import HOST_OPERATORS, SIZES, describe
 from undertow.graph.joins import Joins
 from undertow.graph.nodes import number, tensors_of
 from undertow.program import Lifetime, Program, ProgramBuilder
+
+_ROOT = re.compile(r"L\['\w+'\]\.?")  # how Dynamo calls the module that it compiles
 
 GroupRanks = Mapping[str, tuple[str, tuple[int, ...]]]
 """The name that a graph's collectives carry -> a name for people, and the group's ranks."""
@@ -266,5 +269,5 @@ def _place(node: fx.Node) -> str:
         return str(meta["param"])
     if "module" in meta:
         return str(meta["module"])
-    stack = meta.get("nn_module_stack")
-    return str(list(stack.values())[-1][0]) if stack else ""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    return _ROOT.sub("", str(list(stack.values())[-1][0])) if stack else ""

@@ -8,7 +8,7 @@ other compilers (`undertow.graph.as_inductor_pass`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Protocol, get_args
@@ -25,8 +25,9 @@ from undertow.graph.rewrite import rewrite
 from undertow.program import Collective, Join, Program, Task
 from undertow.schedule.buckets import How
 from undertow.schedule.limits import Limits
+from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan, apply_plan
-from undertow.schedule.solve import Solution, solve
+from undertow.schedule.solve import Solution, solution_of, solve
 
 _log = logging.getLogger(__name__)
 _DEVICE = "h100"  # of the cluster that is taken where none is given
@@ -57,6 +58,7 @@ def schedule_graph(
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
     agree: Agree | None = None,
+    manual: Sequence[Entry] = (),
 ) -> tuple[fx.GraphModule, Plan]:
     """Hide the communication of a graph of operators with functional collectives behind its
     compute, in place; the Plan says what was decided and what it comes to.
@@ -70,6 +72,8 @@ def schedule_graph(
     `donated` the placeholders whose memory may be freed. If `estimate` measures, each rank gets
     numbers of its own: `agree`, a function of a list of numbers such as
     `undertow.runtime.agreement.Agreement`, then makes them the same before anything is decided.
+    `manual` names modules whose collectives follow a fixed rule instead of being solved
+    (`undertow.schedule.manual`).
 
         gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
         print(plan.captured.exposed_ns, plan.planned.exposed_ns)
@@ -84,6 +88,7 @@ def schedule_graph(
         groups=groups,
         donated=donated,
         agree=agree,
+        manual=manual,
     )
     gm.recompile()
     return gm, made
@@ -100,6 +105,7 @@ def schedule_nodes(
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
     agree: Agree | None = None,
+    manual: Sequence[Entry] = (),
 ) -> Plan:
     """`schedule_graph` for a graph without its module."""
     converted = convert(graph, groups, donated=donated)
@@ -107,7 +113,7 @@ def schedule_nodes(
         merged, order = apply_plan(converted.program, plan, _as_it_is)
         rewrite(converted, merged, order)
         return plan
-    solution = decide(converted, cluster, estimate, limits or Limits(), merge, agree)
+    solution = decide(converted, cluster, estimate, limits or Limits(), merge, agree, manual)
     if converted.program.starts:
         rewrite(converted, solution.merged, solution.order)
     return solution.plan
@@ -120,6 +126,7 @@ def decide(
     limits: Limits,
     merge: Merge,
     agree: Agree | None = None,
+    manual: Sequence[Entry] = (),
 ) -> Solution:
     """Price and solve the Program of a graph; the graph stays as it is."""
     program = converted.program
@@ -136,7 +143,13 @@ def decide(
         solution = solve(priced, replace(limits, steps=0), should_merge=False)
         return replace(solution, plan=replace(solution.plan, limits=limits))
     reprice = repricer(cluster, sources) if merge else None
-    return solve(_only_merging(priced, merge), limits, reprice=reprice)
+    priced = _only_merging(priced, merge)
+    if manual:
+        made = plan_manually(priced, manual, limits, reprice=reprice)
+        for note in made.notes:
+            _log.warning("manual plan: %s", note)
+        return solution_of(priced, limits, made.merged, made.order, reprice)
+    return solve(priced, limits, reprice=reprice)
 
 
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:

@@ -88,14 +88,25 @@ def gathered_layers(program: Program, order: Order) -> list[GatheredLayer]:
 def parameter_gathers(program: Program) -> list[int]:
     """Starts that gather parameters: a new buffer from inputs of the step, or from copies of
     them."""
-    from_input = [buffer.lifetime is Lifetime.INPUT for buffer in program.buffers]
+    roots = input_roots(program)
+    return [i for i, task in enumerate(program.tasks) if roots[i] and _is_gather(task)]
+
+
+def input_roots(program: Program) -> list[frozenset[int]]:
+    """Per task, the inputs of the step that all it reads are, or are copies of; empty if it reads
+    anything else, or nothing."""
+    nothing: frozenset[int] = frozenset()
+    of_buffer = [
+        frozenset((k,)) if buffer.lifetime is Lifetime.INPUT else nothing
+        for k, buffer in enumerate(program.buffers)
+    ]
     found = []
-    for i, task in enumerate(program.tasks):
-        clean = bool(task.reads) and all(from_input[buffer] for buffer in task.reads)
-        if clean and _is_gather(task):
-            found.append(i)
+    for task in program.tasks:
+        read = [of_buffer[buffer] for buffer in task.reads]
+        roots = nothing.union(*read) if read and all(read) else nothing
+        found.append(roots)
         for buffer in task.writes:
-            from_input[buffer] = clean and _is_copy(task)
+            of_buffer[buffer] = roots if _is_copy(task) else nothing
     return found
 
 
@@ -109,8 +120,12 @@ def _is_gather(task: Task) -> bool:
 
 def _is_copy(task: Task) -> bool:
     """A cast or a copy of a shard, or of several into one: no arithmetic between inputs."""
-    copies = isinstance(task.work, Work) and task.work.op_class is OpClass.COPY
-    return task.kind is Kind.COMPUTE and (len(task.reads) == 1 or copies)
+    if task.kind is not Kind.COMPUTE:
+        return False
+    if not isinstance(task.work, Work):  # not described: one in, one out
+        return len(task.reads) == 1
+    is_elementwise = task.work.op_class is OpClass.POINTWISE and len(task.reads) == 1
+    return task.work.op_class is OpClass.COPY or is_elementwise
 
 
 def layer_name(module: str) -> str:

@@ -16,6 +16,7 @@ from undertow.schedule.collective_order import restore_captured
 from undertow.schedule.fsdp_order import fsdp_two_layers
 from undertow.schedule.iterative import reorder_starts, sink_waits_iterative
 from undertow.schedule.limits import Limits
+from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.moves import Move, Moved
 from undertow.schedule.overlap_list import overlap_list
 from undertow.schedule.peak_memory import breadth_first, depth_first, least_peak, peak_memory
@@ -104,6 +105,8 @@ def run_pipeline(
 ) -> PipelineResult:
     """Run the schedulers called `names` one after the other from `order` (default: as captured).
 
+    `manual:layers.*;embedding+norm` is a manual plan: modules by path, those joined by `+` as one.
+
     >>> from undertow.program import parse_program
     >>> result = run_pipeline(parse_program('''
     ... group dp
@@ -147,8 +150,33 @@ def run_pipeline(
     return PipelineResult(order, tuple(steps), tuple(moves))
 
 
+def parse_entries(text: str) -> list[Entry]:
+    """Entries of a manual plan from text.
+
+    >>> parse_entries("layers.*;embedding+norm")
+    ['layers.*', ('embedding', 'norm')]
+    """
+    entries: list[Entry] = []
+    for part in filter(None, text.split(";")):
+        paths = tuple(filter(None, part.split("+")))
+        entries.append(paths[0] if len(paths) == 1 else paths)
+    return entries
+
+
+def manual_scheduler(entries: Sequence[Entry]) -> Scheduler:
+    """A manual plan's order, without its buckets, as a scheduler of a pipeline."""
+
+    def run(program: Program, order: Order, limits: Limits) -> Order:
+        return plan_manually(program, entries, limits, order=order).order
+
+    return Scheduler("manual", "modules by path, the next one's gathers under this one", run)
+
+
 def find_scheduler(name: str) -> Scheduler:
-    """The scheduler called `name`."""
+    """The scheduler called `name`; `manual:PATTERNS` is made as it is asked for."""
+    kind, colon, patterns = name.partition(":")
+    if kind == "manual" and colon:
+        return manual_scheduler(parse_entries(patterns))
     if name not in SCHEDULERS:
         raise UndertowError(unknown_name("scheduler", name, SCHEDULERS))
     return SCHEDULERS[name]

@@ -104,6 +104,16 @@ def solve(
     return _solution(program, limits, captured, best, bound_ns)
 
 
+def solution_of(
+    program: Program, limits: Limits, merged: Merged, order: Order, reprice: Reprice | None
+) -> Solution:
+    """A schedule that was made by other means, with its figures and bound."""
+    verify(merged.program, order)
+    made = Candidate(merged, order, simulate(merged.program, order))
+    bound_ns = bound_for_any_merging(program, reprice)
+    return _solution(program, limits, simulate(program), made, bound_ns)
+
+
 def apply_solution(program: Program, plan: Plan, reprice: Reprice) -> Solution:
     """The schedule that a saved Plan stands for, without solving; OrderError if it does not fit."""
     merged, order = apply_plan(program, plan, reprice)
