@@ -81,6 +81,8 @@ def test_fake_store_makes_a_group_of_any_size() -> None:
     dist.init_process_group("fake", rank=3, world_size=512, store=torch_api.fake_store())
     try:
         assert (dist.get_rank(), dist.get_world_size()) == (3, 512)
+        assert torch_api.backend_of_group(dist.group.WORLD.group_name) == "fake"
+        assert torch_api.backend_of_group("nobody") == ""
     finally:
         dist.destroy_process_group()
 
@@ -121,3 +123,13 @@ def test_operators_carry_a_schema_with_alias_information() -> None:
     node = fx.Graph().call_function(torch.ops.aten.add_.Tensor)
     assert node.target._schema.is_mutable
     assert node.target._schema.arguments[0].alias_info.is_write
+
+
+def test_without_a_job_a_group_has_no_backend() -> None:
+    assert torch_api.backend_of_group("0") == ""
+
+
+def test_resizing_a_storage_is_an_operator_that_declares_no_write() -> None:
+    schema = torch.ops.inductor.resize_storage_bytes_.default._schema
+    assert schema.name == "inductor::resize_storage_bytes_"
+    assert not schema.is_mutable

@@ -15,12 +15,21 @@ def parameter_names(target: Any) -> tuple[str, ...]:
     return () if schema is None else tuple(argument.name for argument in schema.arguments)
 
 
+_UNDECLARED_WRITES = {
+    "inductor::resize_storage_bytes_": frozenset({"variable"}),
+    "fsdp::all_gather_copy_in": frozenset({"all_gather_output"}),
+}
+"""Operators that change what they are given although their schema does not say so."""
+
+
 @lru_cache(maxsize=4096)
 def written_parameters(target: Any) -> frozenset[str]:
-    """Names of the parameters that an operator's schema declares as written to."""
+    """Names of the parameters that an operator writes to: as its schema declares, or as we know."""
     schema = getattr(target, "_schema", None)
-    if schema is None or not schema.is_mutable:
+    if schema is None:
         return frozenset()
+    if not schema.is_mutable:
+        return _UNDECLARED_WRITES.get(schema.name, frozenset())
     return frozenset(
         argument.name
         for argument in schema.arguments

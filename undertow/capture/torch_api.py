@@ -91,8 +91,7 @@ def ranks_of_group(name: str) -> tuple[int, ...]:
 
 
 def backend_of_group(name: str) -> str:
-    """The backend of a process group of the running job, by the group's name; empty if there is
-    none."""
+    """What a process group of the running job runs on, such as gloo; empty if there is none."""
     from torch.distributed import distributed_c10d
 
     if not torch.distributed.is_initialized():

@@ -85,7 +85,7 @@ _READ_WHAT_THEY_GIVE = frozenset(
 _ALLOCATIONS = frozenset(
     getattr(_aten, name)
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-)
+) | {torch.ops.inductor.resize_storage_bytes_}
 SIZES = frozenset({_aten.sym_size, _aten.sym_numel, _aten.sym_stride, _aten.sym_storage_offset})
 """Operators that ask for a size."""
 HOST_OPERATORS = frozenset({_aten._local_scalar_dense, _aten.is_nonzero, _aten.equal})
