@@ -524,6 +524,22 @@ def test_a_manual_plan_by_module_path_computes_the_same(llama):
     assert_same_numbers(original, module, *inputs)
 
 
+def test_the_user_can_say_where_nodes_belong():
+    places = iter(["one", "one", "two", "two"])
+
+    def module_of(node: fx.Node) -> str | None:
+        return next(places) if collective_call(node) else None
+
+    def layers(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
+        for shard in shards:
+            x = torch.relu(x @ wait(ops.all_gather_into_tensor(shard, 4, "0"))[:4])
+        return x
+
+    module = traced(layers, X, W, W + 1, W + 2, W + 3)
+    _, plan = scheduled(module, manual=["one", "two"], module_of=module_of)
+    assert [len(bucket.members) for bucket in plan.buckets] == [2, 2]
+
+
 def test_a_manual_plan_for_no_module_is_refused(llama):
     original, groups = llama["fsdp"]
     with pytest.raises(UndertowError, match="unknown module path 'blocks"):

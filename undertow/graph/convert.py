@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,6 +28,9 @@ _ROOT = re.compile(r"L\['\w+'\]\.?")  # how Dynamo calls the module that it comp
 
 GroupRanks = Mapping[str, tuple[str, tuple[int, ...]]]
 """The name that a graph's collectives carry -> a name for people, and the group's ranks."""
+
+ModuleOf = Callable[[fx.Node], str | None]
+"""The path of the module that a node comes from."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,15 @@ def convert(
     *,
     name: str = "step",
     donated: Collection[str] = (),
+    module_of: ModuleOf | None = None,
 ) -> Converted:
     """The Program of a graph whose nodes carry fake values in `meta["val"]`.
 
     `donated` names the placeholders that may be freed after their last use. Groups that are not in
-    `groups` are looked up in the running job, and left without ranks if there is none.
+    `groups` are looked up in the running job, and left without ranks if there is none. `module_of`
+    says where a node comes from; None leaves that to the node's own notes.
     """
-    conversion = _Conversion(graph, groups or {}, name, frozenset(donated))
+    conversion = _Conversion(graph, groups or {}, name, frozenset(donated), module_of)
     for node in graph.nodes:
         conversion.add(node)
     return Converted(
@@ -67,8 +72,14 @@ class _Conversion:
     """The state of one walk over a graph."""
 
     def __init__(
-        self, graph: fx.Graph, groups: GroupRanks, name: str, donated: frozenset[str]
+        self,
+        graph: fx.Graph,
+        groups: GroupRanks,
+        name: str,
+        donated: frozenset[str],
+        module_of: ModuleOf | None,
     ) -> None:
+        self._module_of = module_of
         self.builder = ProgramBuilder(name)
         self.groups, self.donated = groups, donated
         self.nodes: list[fx.Node] = []
@@ -136,7 +147,7 @@ class _Conversion:
             writes=self._buffers[node],
             work=replace(call.work, join=self._joins.of(node, call)),
             after=self._after(node),
-            module=_place(node),
+            module=self._place(node),
         )
         for buffer in self._buffers[node]:
             self._starts[buffer] = task
@@ -155,7 +166,7 @@ class _Conversion:
             )
             return self._view(node)
         return self.builder.wait(
-            node.name, starts.pop(), writes=held, after=self._after(node), module=_place(node)
+            node.name, starts.pop(), writes=held, after=self._after(node), module=self._place(node)
         )
 
     def _add_other(self, node: fx.Node) -> int:
@@ -168,7 +179,7 @@ class _Conversion:
             return self._view(node, reads)
         if packet in HOST_OPERATORS or (not made and not mutated):
             after = (*self._after(node), *([self._last_host] if self._last_host >= 0 else []))
-            task = self.builder.host(node.name, reads=reads, after=after, module=_place(node))
+            task = self.builder.host(node.name, reads=reads, after=after, module=self._place(node))
             self._through[node] = self._last_host = task
             return task
         fresh = tuple(buffer for buffer in made if buffer not in reads)
@@ -180,7 +191,7 @@ class _Conversion:
             writes=tuple(dict.fromkeys(fresh + mutated)),
             work=describe(node),
             after=(*self._after(node), *self._after_random(node)),
-            module=_place(node),
+            module=self._place(node),
         )
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             self._last_random = task
@@ -191,7 +202,7 @@ class _Conversion:
             node.name,
             reads=self._buffers[node] if reads is None else reads,
             after=self._after(node),
-            module=_place(node),
+            module=self._place(node),
         )
         self._through[node] = task
         return task
@@ -226,6 +237,10 @@ class _Conversion:
                 )
             found.append(self._buffer_of[key])
         return tuple(dict.fromkeys(found))
+
+    def _place(self, node: fx.Node) -> str:
+        given = self._module_of(node) if self._module_of is not None else None
+        return _place(node) if given is None else given
 
     def _stream(self, group: str) -> int:
         if group not in self._streams:

@@ -25,6 +25,7 @@ from undertow.graph.describe import op_class
 from undertow.graph.schedule_graph import Estimate, Merge, schedule_nodes
 from undertow.program.model import OpClass
 from undertow.schedule.limits import Limits
+from undertow.schedule.manual import Entry
 from undertow.schedule.plan import Plan
 
 # Inductor calls libraries for these and fuses nothing across them, so that pinning costs nothing.
@@ -47,8 +48,9 @@ class UndertowPass(CustomGraphPass):
         groups: GroupRanks | None,
         pin: bool,
         agree: Agree | None = None,
+        manual: Sequence[Entry] = (),
     ) -> None:
-        self._agree = agree
+        self._agree, self._manual = agree, manual
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
         self._merge, self._groups, self._pin = merge, groups, pin
         self.plans: list[Plan] = []
@@ -62,6 +64,7 @@ class UndertowPass(CustomGraphPass):
             merge=self._merge,
             groups=self._groups,
             agree=self._agree,
+            manual=self._manual,
         )
         self.plans.append(plan)
         if self._pin:
@@ -76,7 +79,7 @@ class UndertowPass(CustomGraphPass):
         ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])
         world = dist.get_world_size() if dist.is_initialized() else 0
         groups = sorted((self._groups or {}).items())
-        choices = (self._cluster, self._limits, self._merge, groups, self._pin, world)
+        choices = (self._cluster, self._limits, self._merge, groups, self._pin, world, self._manual)
         return f"{ours} {choices!r}"
 
 
@@ -89,6 +92,7 @@ def as_inductor_pass(
     groups: GroupRanks | None = None,
     pin: bool = True,
     agree: Agree | None = None,
+    manual: Sequence[Entry] = (),
 ) -> UndertowPass:
     """Our schedule as a post-grad pass of Inductor; the options are those of `schedule_graph`.
 
@@ -98,7 +102,7 @@ def as_inductor_pass(
         step = torch.compile(step)
     """
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    return UndertowPass(target, estimate, limits or Limits(), merge, groups, pin, agree)
+    return UndertowPass(target, estimate, limits or Limits(), merge, groups, pin, agree, manual)
 
 
 def pin(graph: fx.Graph) -> int:

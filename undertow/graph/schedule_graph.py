@@ -20,7 +20,8 @@ from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
 from undertow.cost.sources import FunctionSource, Source
 from undertow.errors import OrderError
-from undertow.graph.convert import Converted, GroupRanks, convert
+from undertow.graph.convert import Converted, GroupRanks, ModuleOf, convert
+from undertow.graph.copies import block_copies
 from undertow.graph.rewrite import rewrite
 from undertow.program import Collective, Join, Program, Task
 from undertow.schedule.buckets import How
@@ -59,6 +60,7 @@ def schedule_graph(
     donated: Collection[str] = (),
     agree: Agree | None = None,
     manual: Sequence[Entry] = (),
+    module_of: ModuleOf | None = None,
 ) -> tuple[fx.GraphModule, Plan]:
     """Hide the communication of a graph of operators with functional collectives behind its
     compute, in place; the Plan says what was decided and what it comes to.
@@ -73,7 +75,8 @@ def schedule_graph(
     numbers of its own: `agree`, a function of a list of numbers such as
     `undertow.runtime.agreement.Agreement`, then makes them the same before anything is decided.
     `manual` names modules whose collectives follow a fixed rule instead of being solved
-    (`undertow.schedule.manual`).
+    (`undertow.schedule.manual`), and `module_of` says of a node where it belongs, where the graph's
+    own notes do not.
 
         gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
         print(plan.captured.exposed_ns, plan.planned.exposed_ns)
@@ -89,6 +92,7 @@ def schedule_graph(
         donated=donated,
         agree=agree,
         manual=manual,
+        module_of=module_of,
     )
     gm.recompile()
     return gm, made
@@ -106,9 +110,11 @@ def schedule_nodes(
     donated: Collection[str] = (),
     agree: Agree | None = None,
     manual: Sequence[Entry] = (),
+    module_of: ModuleOf | None = None,
 ) -> Plan:
     """`schedule_graph` for a graph without its module."""
-    converted = convert(graph, groups, donated=donated)
+    block_copies(graph)
+    converted = convert(graph, groups, donated=donated, module_of=module_of)
     if plan is not None:
         merged, order = apply_plan(converted.program, plan, _as_it_is)
         rewrite(converted, merged, order)
