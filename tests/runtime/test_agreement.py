@@ -126,17 +126,17 @@ def _rank(kind: str, where: str, rank: int, pipe: Connection) -> None:
             store: dist.Store = dist.FileStore(where, -1)
         else:
             store = dist.TCPStore(
-                "127.0.0.1", int(where), is_master=False, timeout=timedelta(seconds=20)
+                "127.0.0.1", int(where), is_master=False, timeout=timedelta(seconds=90)
             )
-        said: list[Any] = [agree_on_numbers(store, rank, range(3), "n", [rank + 1], timeout=20)]
+        said: list[Any] = [agree_on_numbers(store, rank, range(3), "n", [rank + 1], timeout=90)]
         lines = ["all_gather 8", "all_reduce 4" if rank == 1 else "all_gather 4"]
         try:
-            check_same(store, rank, range(3), "plan", str(lines), lines, timeout=20)
+            check_same(store, rank, range(3), "plan", str(lines), lines, timeout=90)
         except AgreementError as error:
             said.append(str(error))
         if rank != 2:
             try:
-                check_same(store, rank, range(3), "later", "abc", timeout=1)
+                check_same(store, rank, range(3), "later", "abc", timeout=3)
             except AgreementError as error:
                 said.append(str(error))
         pipe.send(said)
@@ -160,7 +160,7 @@ def test_processes_agree_find_a_diverging_rank_and_a_missing_one(kind: str, tmp_
             process.start()
             processes.append(process)
             pipes.append(ours)
-        said = [pipe.recv() if pipe.poll(60) else "silent" for pipe in pipes]
+        said = [pipe.recv() if pipe.poll(120) else "silent" for pipe in pipes]
     finally:
         for process in processes:
             process.join(5)
@@ -171,6 +171,6 @@ def test_processes_agree_find_a_diverging_rank_and_a_missing_one(kind: str, tmp_
         "'all_gather 4' and rank 1 'all_reduce 4'"
     )
     missing = (
-        "rank 2 did not come to 'later' within 1 s: it has failed, or run other steps than the rest"
+        "rank 2 did not come to 'later' within 3 s: it has failed, or run other steps than the rest"
     )
     assert said == [[[1], differs, missing], [[1], differs, missing], [[1], differs]]
