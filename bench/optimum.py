@@ -30,12 +30,14 @@ _LIMITS = {"none": None, "captured": 1.0, "+20%": 1.2}
 _EFFORT = 60.0  # of CP-SAT, for what is not proven at once
 
 
-def mixed_program(rng: random.Random) -> Program:
-    """4 to 8 matmuls and 2 to 4 collectives on one or two groups, each of results or inputs that
-    came before, in the order in which an eager step would run them."""
-    builder = ProgramBuilder("mixed")
+def mixed_program(rng: random.Random, is_large: bool) -> Program:
+    """Matmuls and collectives on one or two groups, each of results or inputs that came before, in
+    the order in which an eager step would run them: 4 to 8 and 2 to 4, or 9 to 14 and 4 to 6."""
+    builder = ProgramBuilder("large" if is_large else "mixed")
     groups = [builder.group(f"g{k}") for k in range(rng.choice([1, 1, 2]))]
-    kinds = ["compute"] * rng.randint(4, 8) + ["collective"] * rng.randint(2, 4)
+    computes = rng.randint(9, 14) if is_large else rng.randint(4, 8)
+    collectives = rng.randint(4, 6) if is_large else rng.randint(2, 4)
+    kinds = ["compute"] * computes + ["collective"] * collectives
     rng.shuffle(kinds)
     values = [builder.input("x", rng.randint(1, 8))]
     for k, kind in enumerate(kinds):
@@ -98,8 +100,10 @@ def layered_program(rng: random.Random) -> Program:
 def program_of(seed: int) -> tuple[Program, str]:
     """The Program of a seed and the name of its memory limit."""
     rng = random.Random(seed)
-    make = layered_program if seed % 4 == 3 else mixed_program
-    return make(rng), list(_LIMITS)[seed % 3]
+    limit = list(_LIMITS)[seed % 3]
+    if seed % 4 == 3:
+        return layered_program(rng), limit
+    return mixed_program(rng, is_large=seed % 4 == 2), limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.stand_ins import run_alone
 from tests.graph.test_schedule_graph import estimate
-from undertow.capture.mesh import fake_world
+from undertow.capture.mesh import Mesh, fake_world
+from undertow.capture.models import load
+from undertow.capture.trace import trace_step
 from undertow.errors import UndertowError
 from undertow.graph import collective_call, convert, is_wait
 from undertow.graph.ddp import fuse_gradients
@@ -216,3 +218,23 @@ def test_the_solver_can_choose_the_buckets():
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str):
     with pytest.raises(UndertowError, match=sentence):
         fuse_gradients(step()[0], **options)
+
+
+@pytest.mark.parametrize("form", ["concat", "coalesced"])
+def test_a_real_model_with_its_optimizer_computes_the_same(form: str):
+    traced_step = trace_step(
+        load("llama3-debug", seq=32), Mesh({"dp": 4}), "ddp", optimizer="adamw"
+    )
+    groups = {g.name: ("-".join(g.dims), g.ranks) for g in traced_step.groups.values()}
+    module = traced_step.graph_module
+    places = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    before = copy.deepcopy(module)
+    sizes = {"cap_nbytes": 200 * KIB, "first_nbytes": 20 * KIB}
+    found = fuse_gradients(module, form=form, groups=groups, **sizes)
+    assert found.gradients == 21
+    assert found.collectives < 8
+    inputs = [(torch.rand(val.shape) * 0.1).to(val.dtype) for val in places]
+    for late in (False, True):
+        wanted, got = (run_alone(one, inputs, late) for one in (before, module))
+        for a, b in zip(wanted[0] + wanted[1], got[0] + got[1], strict=True):
+            assert torch.equal(a, b)

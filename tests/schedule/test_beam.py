@@ -85,9 +85,9 @@ def test_contention_and_host_tasks_are_left_to_others():
         assert (found.order, found.is_exact) == (None, False)
 
 
-@pytest.mark.parametrize("seed", [10, 19])
+@pytest.mark.parametrize("seed", [83, 355])
 def test_programs_on_which_local_search_alone_fails_are_solved(seed: int):
-    """The search by moves stayed 5 % above the optimum on these."""
+    """The search by moves stayed 11 % and 21 % above the optimum of these."""
     one = measure(seed)
     assert one.is_proven
     assert one.solved_ns == one.optimum_ns

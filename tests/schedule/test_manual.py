@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.schedule.test_buckets import REPRICE
+from tests.programs import random_program, rngs
+from tests.schedule.test_buckets import REPRICE, described, longer
 from undertow.errors import UndertowError
 from undertow.program import (
     Collective,
@@ -21,8 +25,9 @@ from undertow.program import (
     simulate,
     verify,
 )
-from undertow.schedule.limits import Limits
-from undertow.schedule.manual import managed_visits, plan_manually
+from undertow.schedule.fsdp_order import parameter_gathers
+from undertow.schedule.limits import Limits, peak_in_flight
+from undertow.schedule.manual import gradient_reductions, managed_visits, plan_manually
 from undertow.schedule.passes import find_scheduler, run_pipeline
 from undertow.schedule.solve import solution_of
 
@@ -140,8 +145,6 @@ def test_in_flight_bytes_are_kept_too():
     program = sharded(4)
     limits = Limits(peak_ratio=None, in_flight_bytes=20 * MIB)
     made = plan_manually(program, ["layers.*"], limits, reprice=REPRICE)
-    from undertow.schedule.limits import peak_in_flight
-
     assert peak_in_flight(made.merged.program, made.order) <= 20 * MIB
 
 
@@ -174,6 +177,21 @@ def test_it_is_an_entry_of_a_pipeline_given_as_text():
     assert [step.name for step in result.steps] == ["manual", "sink_waits"]
     assert result.steps[0].total_ns < simulate(program).total_ns
     assert find_scheduler("manual:layers.0+layers.1;layers.2").name == "manual"
+
+
+@given(rngs, st.integers(4, 30), st.sampled_from([1.0, 1.2, None]))
+@settings(max_examples=60)
+def test_any_program_is_planned_legally_within_its_limits(
+    rng: random.Random, size: int, ratio: float | None
+):
+    program = described(random_program(rng, size))
+    tasks = [replace(task, module=f"layers.{rng.randrange(3)}") for task in program.tasks]
+    program = replace(program, tasks=tuple(tasks))
+    limits = Limits(peak_ratio=ratio)
+    if not parameter_gathers(program) and not gradient_reductions(program):
+        return  # refused: tested above
+    made = plan_manually(program, ["layers.*"], limits, reprice=longer)
+    verify(made.merged.program, made.order, peak_nbytes=limits.allowed_peak(program))
 
 
 def test_activations_that_are_gathered_are_left_alone():
