@@ -305,7 +305,7 @@ def _set_arguments(node: fx.Node, **changed: Any) -> None:
 
 def _call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node at the graph's insertion point, with its value and its first argument's notes."""
-    first = next(nodes_in(args))
+    first = nodes_in(args)[0]
     values: Any = fx.map_arg(args, lambda node: node.meta["val"])
     node = first.graph.call_function(target, args, kwargs)
     node.meta = {**_notes(first), "val": target(*values, **kwargs)}
