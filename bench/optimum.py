@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any
 
 from bench.harness import held, print_table, save_results
-from undertow.cli.plan import progress_bar
+from undertow.cli.step import progress_bar
 from undertow.program import Lifetime, Program, ProgramBuilder, format_program
 from undertow.schedule.exact import solve_exact
 from undertow.schedule.limits import Limits

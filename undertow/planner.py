@@ -188,8 +188,8 @@ def plan(
     The step is scheduled within `limits` (by default its own captured peak memory) and collectives
     are merged where that helps, unless `merge` is False; `bucket_nbytes` fixes the size of buckets
     (inputs on one rank) instead of choosing it. `manual` names modules by path (`layers.*`) whose
-    collectives are merged and prefetched by a fixed rule instead. `schedule` may be a Plan, which is applied instead,
-    or False for the captured order alone.
+    collectives are merged and prefetched by a fixed rule instead. `schedule` may be a Plan, which
+    is applied instead, or False for the captured order alone.
 
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
         print(step.summary.headline(), step.planned.headline())

@@ -84,7 +84,9 @@ def command(
     if captured_only and (plan_file or save_plan):
         raise UndertowError("--captured-only makes no plan: leave out --plan and --save-plan")
     if step.manual and (captured_only or plan_file):
-        raise UndertowError("--manual makes a plan of its own: leave out --captured-only and --plan")
+        raise UndertowError(
+            "--manual makes a plan of its own: leave out --captured-only and --plan"
+        )
     if sweep or pareto:
         for option, is_given in {
             "--plan": plan_file is not None,
