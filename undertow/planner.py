@@ -39,6 +39,7 @@ from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
+from undertow.schedule.splits import Splittable, Splitting
 
 if TYPE_CHECKING:
     from undertow.capture.models import Example
@@ -50,7 +51,7 @@ _ROOM = "steps"
 _log = logging.getLogger(__name__)
 # Parallelisms whose usual mesh does not depend on how many devices a node has.
 _FLAT = ("none", "ddp", "fsdp", "tp")
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class CapturedProgram:
     tokens: int
     model_flops: int  # of one rank's forward and backward
     notes: tuple[str, ...] = ()
+    splittable: Splittable = field(default_factory=lambda: Splittable({}))
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,14 @@ class PlannedStep:
             "planning_seconds": dict(self.seconds),
         }
 
+    @property
+    def split_collectives(self) -> int:
+        """How many of the captured collectives the planned step runs in pieces."""
+        if self.solution is None:
+            return 0
+        starts = {self.program.tasks[start].name for start in self.program.starts}
+        return sum(name in starts for one in self.solution.plan.splits for name in one.tasks)
+
     def _planned_json(self) -> dict[str, Any] | None:
         if self.planned is None or self.solution is None:
             return None
@@ -151,6 +161,7 @@ class PlannedStep:
         return self.planned.to_json() | {
             "buckets": len(buckets),
             "merged_collectives": sum(len(bucket.members) for bucket in buckets),
+            "split_collectives": self.split_collectives,
             "fits": self.solution.timeline.peak_nbytes <= self.device_nbytes,
             "digest": self.solution.plan.digest,
         }
@@ -172,6 +183,7 @@ def plan(
     limits: Limits | None = None,
     merge: bool = True,
     bucket_nbytes: int | None = None,
+    split: bool = True,
     schedule: bool | Plan = True,
     manual: Sequence[Entry] = (),
     sources: Sequence[Source] = (),
@@ -186,10 +198,11 @@ def plan(
     the cluster is. Steps of named models are kept in the cache, a user's own code is always run.
 
     The step is scheduled within `limits` (by default its own captured peak memory) and collectives
-    are merged where that helps, unless `merge` is False; `bucket_nbytes` fixes the size of buckets
-    (inputs on one rank) instead of choosing it. `manual` names modules by path (`layers.*`) whose
-    collectives are merged and prefetched by a fixed rule instead. `schedule` may be a Plan, which
-    is applied instead, or False for the captured order alone.
+    are merged, and split with the work around them, where that helps, unless `merge` or `split` is
+    False; `bucket_nbytes` fixes the size of buckets (inputs on one rank) instead of choosing, and
+    nothing is split then. `manual` names modules by path (`layers.*`) whose collectives are merged
+    and prefetched by a fixed rule instead. `schedule` may be a Plan, which is applied instead, or
+    False for the captured order alone.
 
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
         print(step.summary.headline(), step.planned.headline())
@@ -216,6 +229,7 @@ def plan(
         device_nbytes=device_nbytes,
         limits=limits,
         merge=merge,
+        split=split,
         bucket_nbytes=bucket_nbytes,
         schedule=schedule,
         manual=manual,
@@ -225,7 +239,8 @@ def plan(
     # Objects cannot be named in a file: such a Plan's step is found by its Program alone.
     if not isinstance(model, str) or not isinstance(cluster, str) or sources:
         return step
-    return with_origin(step, _origin(settings, cluster, limits or Limits(), merge, bucket_nbytes))
+    origin = _origin(settings, cluster, limits or Limits(), merge, bucket_nbytes)
+    return with_origin(step, origin if split else origin | {"no_split": True})
 
 
 def with_origin(step: PlannedStep, origin: Mapping[str, Any]) -> PlannedStep:
@@ -323,6 +338,7 @@ def predict(
     device_nbytes: int | None = None,
     limits: Limits | None = None,
     merge: bool = True,
+    split: bool = True,
     bucket_nbytes: int | None = None,
     schedule: bool | Plan = True,
     manual: Sequence[Entry] = (),
@@ -345,15 +361,25 @@ def predict(
     if schedule is not False:
         report("scheduling", 0, 1)
         reprice = repricer(cluster, sources)
+        splitting = None
+        if split and captured.splittable:
+            splitting = Splitting(
+                captured.splittable, lambda divided: price(divided, cluster, sources).program
+            )
         if isinstance(schedule, Plan):
-            solution = apply_solution(priced.program, schedule, reprice)
+            solution = apply_solution(priced.program, schedule, reprice, splitting)
         elif manual:
             solution, notes = _by_hand(priced.program, manual, limits, reprice if merge else None)
             captured = replace(captured, notes=(*captured.notes, *notes))
         else:
             given = propose_of_size(priced.program, bucket_nbytes) if bucket_nbytes else None
             solution = solve(
-                priced.program, limits, reprice=reprice, should_merge=merge, buckets=given
+                priced.program,
+                limits,
+                reprice=reprice,
+                should_merge=merge,
+                buckets=given,
+                splitting=splitting,
             )
         clock.lap("schedule")
     return PlannedStep(
@@ -432,6 +458,7 @@ def _trace(
     from undertow.capture.parallelize import Options, mesh_for
     from undertow.capture.trace import trace_step
     from undertow.graph import convert
+    from undertow.graph.splittable import find_row_work
 
     clock.lap("import torch")
     if settings.mesh:
@@ -463,6 +490,7 @@ def _trace(
     report("converting", 0, 1)
     groups = {group.name: ("-".join(group.dims), group.ranks) for group in step.groups.values()}
     converted = convert(step.graph_module.graph, groups, name=step.name or settings.model)
+    splittable = find_row_work(converted).splittable
     clock.lap("convert")
     return CapturedProgram(
         converted.program,
@@ -472,6 +500,7 @@ def _trace(
         step.tokens,
         step.model_flops,
         converted.notes,
+        splittable,
     )
 
 
@@ -505,6 +534,7 @@ def _to_json(captured: CapturedProgram) -> dict[str, Any]:
         "tokens": captured.tokens,
         "model_flops": captured.model_flops,
         "notes": list(captured.notes),
+        "splittable": captured.splittable.to_json(),
     }
 
 
@@ -514,5 +544,6 @@ def _from_json(entry: dict[str, Any]) -> CapturedProgram:
         program=program_from_json(entry["program"]),
         mesh=entry["mesh"],
         notes=tuple(entry["notes"]),
+        splittable=Splittable.from_json(entry["splittable"]),
         **figures,
     )

@@ -22,7 +22,8 @@ def plan_tracks(step: PlannedStep) -> list[Track]:
     bound = Bound(BoundKind.ANY_MERGING, solution.plan.bound_ns)
     allowed = solution.plan.limits.allowed_peak(step.program)
     limits = (device,) if allowed is None else (Line("limit", allowed),)
-    members = bucket_members(step.program, solution.merged)
+    whole = step.program if solution.divided is None else solution.divided.program
+    members = bucket_members(whole, solution.merged)
     return [
         Track("captured", step.timeline, bound, (device,)),
         Track("planned", solution.timeline, bound, limits, members),

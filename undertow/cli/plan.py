@@ -225,9 +225,15 @@ def plan_report(step: PlannedStep, written: list[Path]) -> Iterator[RenderableTy
 
 
 def _merged(step: PlannedStep) -> str:
-    buckets = step.solution.plan.buckets if step.solution else ()
+    if step.solution is None:
+        return ""
+    buckets = step.solution.plan.buckets
     members = sum(len(bucket.members) for bucket in buckets)
-    return f"{members} collectives are merged into {len(buckets)}." if buckets else ""
+    said = f"{members} collectives are merged into {len(buckets)}." if buckets else ""
+    if step.split_collectives:
+        pieces = "/".join(str(one.pieces) for one in step.solution.plan.splits)
+        said += f" {step.split_collectives} are split into {pieces} pieces each."
+    return said.strip()
 
 
 def figures(step: PlannedStep) -> Iterator[Figure]:

@@ -119,6 +119,9 @@ class StepOptions:
     no_merge: Annotated[
         bool, typer.Option("--no-merge", help="Keep every collective as it was captured.")
     ] = False
+    no_split: Annotated[
+        bool, typer.Option("--no-split", help="Run no collective, and no work, in pieces.")
+    ] = False
     bucket: Annotated[
         str | None,
         typer.Option(
@@ -186,6 +189,7 @@ class StepOptions:
             device_nbytes=device_nbytes,
             limits=Limits.parse(self.memory),
             merge=not self.no_merge,
+            split=not self.no_split,
             bucket_nbytes=parse_nbytes(self.bucket) if self.bucket else None,
             schedule=schedule,
             manual=parse_entries(";".join(self.manual or ())),

@@ -28,7 +28,7 @@ _COALESCED: dict[Any, Any] = {
     }.items()
     for form in (plain, whole)
 }
-_OF_ONE_CALL = ("param", "tensor_meta", "eager_input_vals")
+OF_ONE_CALL = ("param", "tensor_meta", "eager_input_vals")
 """Notes on a start that are not true of the call that it becomes a part of."""
 
 
@@ -67,7 +67,7 @@ def coalesce(members: Sequence[fx.Node], module: str) -> None:
     target = _COALESCED[first.target.overloadpacket]  # type: ignore[union-attr]
     first.target = target
     first.args, first.kwargs = tuple(arguments[name] for name in parameter_names(target)), {}
-    for note in _OF_ONE_CALL:
+    for note in OF_ONE_CALL:
         first.meta.pop(note, None)
     first.meta.update(val=values, module=module)
     for member in members[1:]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import fx
@@ -38,11 +38,14 @@ class Converted:
     """A Program and the graph that it came from.
 
     `nodes[i]` is the node of task i. `notes` are things that a reader of predictions should know.
+    `storages` says which buffer holds a storage, `glue` which views belong before a task's node.
     """
 
     program: Program
     nodes: tuple[fx.Node, ...]
     notes: tuple[str, ...]
+    storages: Mapping[int, int] = field(default_factory=dict)
+    glue: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
 
 
 @without_collections
@@ -64,7 +67,10 @@ def convert(
     for node in graph.nodes:
         conversion.add(node)
     return Converted(
-        conversion.builder.build(), tuple(conversion.nodes), tuple(dict.fromkeys(conversion.notes))
+        conversion.builder.build(),
+        tuple(conversion.nodes),
+        tuple(dict.fromkeys(conversion.notes)),
+        conversion.buffer_of,
     )
 
 
@@ -85,7 +91,7 @@ class _Conversion:
         self.nodes: list[fx.Node] = []
         self.notes: list[str] = []
         self._outputs = _returned(graph)
-        self._buffer_of: dict[int, int] = {}  # storage -> buffer
+        self.buffer_of: dict[int, int] = {}  # storage -> buffer
         self._buffers: dict[fx.Node, tuple[int, ...]] = {}  # node -> what its value is held in
         self._task_of: dict[fx.Node, int] = {}
         self._through: dict[
@@ -137,7 +143,7 @@ class _Conversion:
         results = tensors_of(node)
         if len(results) == len(call.written):  # under whatever name, they are what it writes to
             for tensor, arg in zip(results, call.written, strict=True):
-                self._buffer_of.setdefault(torch_api.storage_key(tensor), self._buffers[arg][0])
+                self.buffer_of.setdefault(torch_api.storage_key(tensor), self._buffers[arg][0])
         fresh = self._hold(node, Lifetime.INTERMEDIATE)
         self._buffers[node] = tuple(dict.fromkeys(fresh + written))
         task = self.builder.start(
@@ -158,7 +164,7 @@ class _Conversion:
         held = self._buffers[source]
         starts = {self._starts[buffer] for buffer in held if buffer in self._starts}
         for tensor in tensors_of(node):  # the result is the awaited tensor, under a new name
-            self._buffer_of.setdefault(torch_api.storage_key(tensor), held[0])
+            self.buffer_of.setdefault(torch_api.storage_key(tensor), held[0])
         self._buffers[node] = held
         if len(starts) != 1:
             self.notes.append(
@@ -227,15 +233,15 @@ class _Conversion:
         found: list[int] = []
         for tensor in tensors_of(node):
             key = torch_api.storage_key(tensor)
-            if key not in self._buffer_of:
+            if key not in self.buffer_of:
                 is_output = lifetime is Lifetime.INTERMEDIATE and key in self._outputs
                 suffix = f".{len(found)}" if found else ""
-                self._buffer_of[key] = self.builder.buffer(
+                self.buffer_of[key] = self.builder.buffer(
                     node.name + suffix,
                     number(tensor.untyped_storage().nbytes()),
                     Lifetime.OUTPUT if is_output else lifetime,
                 )
-            found.append(self._buffer_of[key])
+            found.append(self.buffer_of[key])
         return tuple(dict.fromkeys(found))
 
     def _place(self, node: fx.Node) -> str:

@@ -77,7 +77,7 @@ _GATHERS = frozenset(
     )
 )  # fmt: skip
 # Read only the rows that their indices name, which are as many as they give out.
-_READ_WHAT_THEY_GIVE = frozenset(
+READ_WHAT_THEY_GIVE = frozenset(
     getattr(_aten, name)
     for name in ("embedding", "index", "index_select", "gather", "_unsafe_index", "take_along_dim",
                  "nll_loss_forward")
@@ -121,7 +121,7 @@ def describe(node: fx.Node) -> Work:
     packet = getattr(node.target, "overloadpacket", None)
     read = sum(map(tensor_nbytes, inputs))
     written = sum(map(tensor_nbytes, outputs)) + _mutated_nbytes(node, outputs)
-    if packet in _READ_WHAT_THEY_GIVE and inputs:
+    if packet in READ_WHAT_THEY_GIVE and inputs:
         read = min(read, read - tensor_nbytes(inputs[0]) + written)
     if packet in _ALLOCATIONS:
         read = written = 0

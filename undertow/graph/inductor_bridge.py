@@ -49,10 +49,12 @@ class UndertowPass(CustomGraphPass):
         pin: bool,
         agree: Agree | None = None,
         manual: Sequence[Entry] = (),
+        split: bool = True,
     ) -> None:
         self._agree, self._manual = agree, manual
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
         self._merge, self._groups, self._pin = merge, groups, pin
+        self._split = split
         self.plans: list[Plan] = []
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -62,6 +64,7 @@ class UndertowPass(CustomGraphPass):
             estimate=self._estimate,
             limits=self._limits,
             merge=self._merge,
+            split=self._split,
             groups=self._groups,
             agree=self._agree,
             manual=self._manual,
@@ -79,7 +82,8 @@ class UndertowPass(CustomGraphPass):
         ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])
         world = dist.get_world_size() if dist.is_initialized() else 0
         groups = sorted((self._groups or {}).items())
-        choices = (self._cluster, self._limits, self._merge, groups, self._pin, world, self._manual)
+        asked = self._merge, self._split, self._manual, self._pin
+        choices = (self._cluster, self._limits, asked, groups, world)
         return f"{ours} {choices!r}"
 
 
@@ -93,6 +97,7 @@ def as_inductor_pass(
     pin: bool = True,
     agree: Agree | None = None,
     manual: Sequence[Entry] = (),
+    split: bool = True,
 ) -> UndertowPass:
     """Our schedule as a post-grad pass of Inductor; the options are those of `schedule_graph`.
 
@@ -102,7 +107,8 @@ def as_inductor_pass(
         step = torch.compile(step)
     """
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    return UndertowPass(target, estimate, limits or Limits(), merge, groups, pin, agree, manual)
+    options = merge, groups, pin, agree, manual, split
+    return UndertowPass(target, estimate, limits or Limits(), *options)
 
 
 def pin(graph: fx.Graph) -> int:

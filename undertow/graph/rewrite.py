@@ -7,7 +7,7 @@ new place. Nothing is touched if the order does not fit the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -22,6 +22,7 @@ from undertow.program import Kind, Order
 from undertow.schedule.buckets import Bucket, Merged, bucket_key
 
 _INPUTS = ("placeholder", "get_attr")
+Glue = Mapping[fx.Node, tuple[fx.Node, ...]]
 
 
 def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
@@ -35,14 +36,14 @@ def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
         _check_bucket(converted, bucket)
     parts = [[converted.nodes[i] for i in origins] for origins in merged.origins]
     graph = converted.nodes[0].graph
-    _check_definitions(graph, merged, order, parts)
+    _check_definitions(graph, merged, order, parts, converted.glue)
     starts = {copies.start for copies in merged.copies}
     for task in order.tasks:
         if len(parts[task]) > 1 and collective_call(parts[task][0]) and task not in starts:
             coalesce(parts[task], merged.program.tasks[task].module)
             parts[task] = parts[task][:1]
     _write_copies(graph, merged, parts)
-    _arrange(graph, [node for task in order.tasks for node in parts[task]])
+    _arrange(graph, [node for task in order.tasks for node in parts[task]], converted.glue)
 
 
 def _write_copies(graph: fx.Graph, merged: Merged, parts: list[list[fx.Node]]) -> None:
@@ -99,7 +100,11 @@ def _reason(converted: Converted, start: int) -> str:
 
 
 def _check_definitions(
-    graph: fx.Graph, merged: Merged, order: Order, parts: Sequence[Sequence[fx.Node]]
+    graph: fx.Graph,
+    merged: Merged,
+    order: Order,
+    parts: Sequence[Sequence[fx.Node]],
+    glue: Glue,
 ) -> None:
     """Every node after all that it uses, and every node placed once."""
     placed: set[fx.Node] = set()
@@ -109,27 +114,33 @@ def _check_definitions(
     needed_at = {copies.pack: copies.start for copies in merged.copies}
     for task in order.tasks:
         # A copy that packs does casts, and then needs all that the collective does.
-        needed = [*parts[task], *(parts[needed_at[task]] if task in needed_at else ())]
+        members = [*parts[task], *(parts[needed_at[task]] if task in needed_at else ())]
+        needed = [node for member in members for node in (*glue.get(member, ()), member)]
         made = {part for node in parts[task] for part in with_picks(node)}
+        glued = {node for member in members for node in glue.get(member, ())}
         for node in needed:
-            inside = made if task in needed_at else ()
+            inside = made | glued if task in needed_at else glued
             for source in node.all_input_nodes:
                 if source not in placed and source not in inside:
                     raise OrderError(
                         f"the order places {node.name!r} before {source.name!r}, which it uses; "
                         "this is a hazard that the conversion of the graph has missed"
                     )
-        placed |= made
+        placed |= made | glued
     left = [node.name for node in graph.nodes if node not in placed and node.op != "output"]
     if left:
         raise OrderError(f"the order does not place {left[0]!r}: the graph was changed meanwhile")
 
 
-def _arrange(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Inputs first, then `nodes`, each with what picks from it, then the output."""
+def _arrange(graph: fx.Graph, nodes: Sequence[fx.Node], glue: Glue) -> None:
+    """Inputs first, then `nodes`, each with its glue and what picks from it, then the output."""
     inputs = [node for op in _INPUTS for node in graph.nodes if node.op == op]
     picks = [pick for node in inputs for pick in list(with_picks(node))[1:]]
-    ordered = [*inputs, *picks, *(part for node in nodes for part in with_picks(node))]
+    ordered = [
+        *inputs,
+        *picks,
+        *(part for node in nodes for part in (*glue.get(node, ()), *with_picks(node))),
+    ]
     if not ordered:
         return
     front = next(iter(graph.nodes))

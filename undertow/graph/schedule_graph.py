@@ -18,17 +18,20 @@ from torch import fx
 from undertow.cost.agreed import Agree, agreed
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
-from undertow.cost.sources import FunctionSource, Source
+from undertow.cost.sources import FunctionSource, ModelSource, Query, Source
 from undertow.errors import OrderError
 from undertow.graph.convert import Converted, GroupRanks, ModuleOf, convert
 from undertow.graph.copies import block_copies
 from undertow.graph.rewrite import rewrite
-from undertow.program import Collective, Join, Program, Task
-from undertow.schedule.buckets import How
+from undertow.graph.split import divide
+from undertow.graph.splittable import RowWork, find_row_work
+from undertow.program import Collective, Join, Order, Program, Task
+from undertow.schedule.buckets import How, Merged
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
-from undertow.schedule.plan import Plan, apply_plan
+from undertow.schedule.plan import Plan, apply_plan, split_as_planned
 from undertow.schedule.solve import Solution, solution_of, solve
+from undertow.schedule.splits import Divided, PriceProgram, Splitting
 
 _log = logging.getLogger(__name__)
 _DEVICE = "h100"  # of the cluster that is taken where none is given
@@ -56,6 +59,7 @@ def schedule_graph(
     limits: Limits | None = None,
     plan: Plan | None = None,
     merge: Merge = True,
+    split: bool = True,
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
     agree: Agree | None = None,
@@ -70,7 +74,9 @@ def schedule_graph(
     overrides its model for single nodes, `limits` bounds memory (default: not above the peak of the
     graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit.
     `merge` says whether collectives may become one: `True` in any way, `"coalesced"` or `"copied"`
-    in that way alone. `groups` gives names and ranks of groups that the running job does not know,
+    in that way alone. Those that activations go through are split into pieces, with the work around
+    them, where that makes the step shorter, unless `split` is False.
+    `groups` gives names and ranks of groups that the running job does not know,
     `donated` the placeholders whose memory may be freed. If `estimate` measures, each rank gets
     numbers of its own: `agree`, a function of a list of numbers such as
     `undertow.runtime.agreement.Agreement`, then makes them the same before anything is decided.
@@ -88,6 +94,7 @@ def schedule_graph(
         limits=limits,
         plan=plan,
         merge=merge,
+        split=split,
         groups=groups,
         donated=donated,
         agree=agree,
@@ -106,6 +113,7 @@ def schedule_nodes(
     limits: Limits | None = None,
     plan: Plan | None = None,
     merge: Merge = True,
+    split: bool = True,
     groups: GroupRanks | None = None,
     donated: Collection[str] = (),
     agree: Agree | None = None,
@@ -115,14 +123,31 @@ def schedule_nodes(
     """`schedule_graph` for a graph without its module."""
     block_copies(graph)
     converted = convert(graph, groups, donated=donated, module_of=module_of)
+    may_split = split and not manual and (plan is None or bool(plan.splits))
+    work = find_row_work(converted) if may_split else None
     if plan is not None:
-        merged, order = apply_plan(converted.program, plan, _as_it_is)
-        rewrite(converted, merged, order)
+        splitting = Splitting(work.splittable) if work is not None else None
+        divided = split_as_planned(converted.program, plan, splitting)
+        merged, order = apply_plan(converted.program, plan, _as_it_is, divided)
+        _write_back(converted, work, divided, merged, order)
         return plan
-    solution = decide(converted, cluster, estimate, limits or Limits(), merge, agree, manual)
+    solution = decide(converted, cluster, estimate, limits or Limits(), merge, agree, manual, work)
     if converted.program.starts:
-        rewrite(converted, solution.merged, solution.order)
+        _write_back(converted, work, solution.divided, solution.merged, solution.order)
     return solution.plan
+
+
+def _write_back(
+    converted: Converted,
+    work: RowWork | None,
+    divided: Divided | None,
+    merged: Merged,
+    order: Order,
+) -> None:
+    if divided is not None:
+        assert work is not None
+        converted = divide(work, divided)
+    rewrite(converted, merged, order)
 
 
 def decide(
@@ -133,8 +158,10 @@ def decide(
     merge: Merge,
     agree: Agree | None = None,
     manual: Sequence[Entry] = (),
+    work: RowWork | None = None,
 ) -> Solution:
-    """Price and solve the Program of a graph; the graph stays as it is."""
+    """Price and solve the Program of a graph; the graph stays as it is. `work` is what may be
+    split, None for nothing."""
     program = converted.program
     if cluster is None:
         cluster = _cluster_for(program)
@@ -142,7 +169,7 @@ def decide(
         cluster = Cluster.parse(cluster)
     sources: tuple[Source, ...] = ()
     if estimate is not None:
-        source = _source(converted, estimate)
+        source = _source(converted, estimate, cluster)
         sources = (source if agree is None else agreed(program, source, agree),)
     priced = price(program, cluster, sources).program
     if not program.starts:  # nothing to hide: the captured order, with its figures
@@ -155,7 +182,25 @@ def decide(
         for note in made.notes:
             _log.warning("manual plan: %s", note)
         return solution_of(priced, limits, made.merged, made.order, reprice)
-    return solve(priced, limits, reprice=reprice)
+    splitting = None
+    if work is not None and work.splittable:
+        splitting = Splitting(work.splittable, _piece_pricer(cluster, sources))
+    return solve(priced, limits, reprice=reprice, splitting=splitting)
+
+
+def _piece_pricer(cluster: Cluster, sources: Sequence[Source]) -> PriceProgram:
+    """Prices Programs with pieces, as `price` does."""
+
+    def priced(program: Program) -> Program:
+        return price(program, cluster, sources).program
+
+    return priced
+
+
+def _captured_name(name: str) -> str:
+    """The task that a piece, or what puts pieces together, was made of: names of nodes have no
+    dots."""
+    return name.partition(".")[0]
 
 
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:
@@ -180,22 +225,40 @@ def _only_merging(program: Program, merge: Merge) -> Program:
     return replace(program, tasks=tuple(tasks))
 
 
-def _source(converted: Converted, estimate: Estimate) -> FunctionSource:
-    """The user's function of nodes as one of tasks; a merged start has its first member's name."""
+def _source(converted: Converted, estimate: Estimate, cluster: Cluster) -> FunctionSource:
+    """The user's function of nodes as one of tasks; a merged start has its first member's name.
+
+    A piece of a compute node takes the share of it that it has in the cluster's model.
+    """
+    model = ModelSource(cluster)
     known = {
         task.name: (node, task)
         for node, task in zip(converted.nodes, converted.program.tasks, strict=True)
     }
 
     def seconds(task: Task, ranks: tuple[int, ...]) -> float | None:
-        if task.name not in known or task.kind is not known[task.name][1].kind:
-            return None  # a copy of a bucket, for which there is no node yet
-        node, captured = known[task.name]
+        if _captured_name(task.name) not in known:
+            return None  # a copy of a bucket, or a question what joining pieces takes
+        node, captured = known[_captured_name(task.name)]
+        if task.kind is not captured.kind:
+            return None
         if isinstance(task.work, Collective) and task.work != captured.work:
             return estimate(node, nbytes=task.work.nbytes)
-        return estimate(node)
+        if task.name == captured.name or task.kind is not captured.kind:
+            return estimate(node)
+        if not task.name.removeprefix(f"{captured.name}.").isdigit():
+            return None  # it puts pieces together, or copies one
+        whole = estimate(node)
+        return None if whole is None else whole * _share(model, task, captured)
 
     return FunctionSource(seconds, name="estimate")
+
+
+def _share(model: ModelSource, piece: Task, whole: Task) -> float:
+    of_piece, of_whole = model.price(Query(piece)), model.price(Query(whole))
+    if of_piece is None or of_whole is None or not of_whole.ns:
+        return 1.0
+    return of_piece.ns / of_whole.ns
 
 
 def _cluster_for(program: Program) -> Cluster:

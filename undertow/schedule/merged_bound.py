@@ -22,8 +22,13 @@ def bound_for_any_merging(program: Program, reprice: Reprice | None) -> int:
 
     Without `reprice` nothing can be merged, and the Program's own times count.
     """
+    return lower_bounds(wire_only(program, reprice)).best.ns
+
+
+def wire_only(program: Program, reprice: Reprice | None) -> Program:
+    """The Program with every collective at what its bytes take at best, without its latency."""
     if reprice is None:
-        return lower_bounds(program).best.ns
+        return program
     rates: dict[object, Rate] = {}
     tasks = [
         _wire_only(program, task, reprice, rates) if task.kind is Kind.START else task
@@ -35,7 +40,7 @@ def bound_for_any_merging(program: Program, reprice: Reprice | None) -> int:
                 tasks[cast] = replace(tasks[cast], ns=0, launches=False)
             for wait in program.waits_of[start]:
                 tasks[wait] = replace(tasks[wait], launches=False)
-    return lower_bounds(replace(program, tasks=tuple(tasks))).best.ns
+    return replace(program, tasks=tuple(tasks))
 
 
 def _wire_only(program: Program, task: Task, reprice: Reprice, rates: dict[object, Rate]) -> Task:

@@ -12,6 +12,7 @@ from undertow.errors import OrderError, ProgramError
 from undertow.program import Order, Program, stream_sequences, verify
 from undertow.schedule.buckets import Bucket, How, Merged, Reprice, bucket_key, merge
 from undertow.schedule.limits import Limits
+from undertow.schedule.splits import Divided, Split, Splitting, split
 
 _FORMAT = "undertow plan"
 _VERSION = 1
@@ -28,12 +29,12 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Order and buckets for one Program, and what they were made under.
+    """Order, buckets and splits for one Program, and what they were made under.
 
-    `order` names the tasks of the Program in which the buckets run as one; a bucket goes by the
-    name of its first member. `program` is the digest of the captured Program that it fits;
-    `origin` says how to make that Program again (the options of `undertow plan`), where that is
-    known, and has no part in whether two Plans are equal.
+    `order` names the tasks of the Program in which the splits run in pieces and the buckets as one;
+    a bucket goes by the name of its first member. `program` is the digest of the captured Program
+    that it fits; `origin` says how to make that Program again (the options of `undertow plan`),
+    where that is known, and has no part in whether two Plans are equal.
     """
 
     program: str
@@ -45,6 +46,7 @@ class Plan:
     bound_ns: int  # for any order, merging and splitting
     digest: str  # of every group's sequence of collectives: what ranks must agree on
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    splits: tuple[Split, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         origin = {"origin": dict(self.origin)} if self.origin else {}
@@ -61,6 +63,7 @@ class Plan:
             "buckets": [
                 {"members": list(bucket.members), "how": bucket.how} for bucket in self.buckets
             ],
+            "splits": [asdict(split) for split in self.splits],
             "order": list(self.order),
         }
 
@@ -88,6 +91,7 @@ class Plan:
                 data["bound_ns"],
                 data["digest"],
                 origin,
+                tuple(Split(s["pieces"], tuple(s["tasks"])) for s in data.get("splits", ())),
             )
         except (KeyError, TypeError) as error:
             raise ProgramError(f"the plan's JSON does not have the right form: {error}") from error
@@ -110,13 +114,37 @@ def sequence_digest(program: Program, order: Order) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def apply_plan(program: Program, plan: Plan, reprice: Reprice) -> tuple[Merged, Order]:
-    """`program` with the plan's buckets, and its order; refused if the plan does not fit."""
+def split_as_planned(program: Program, plan: Plan, splitting: Splitting | None) -> Divided | None:
+    """`program` with the plan's splits, None if it has none; refused if they do not fit."""
+    if not plan.splits:
+        return None
+    _check_program(program, plan)
+    if splitting is None:
+        raise OrderError(
+            "the plan splits collectives, which is switched off here (or nothing of this step can "
+            "be split); allow splits, or plan anew without them"
+        )
+    return split(program, plan.splits, splitting.splittable, splitting.price)
+
+
+def _check_program(program: Program, plan: Plan) -> None:
     if program_digest(program) != plan.program:
         raise OrderError(
             "the plan was made for another step than this one (its model, options or version "
             "differ); plan this step anew"
         )
+
+
+def apply_plan(
+    program: Program, plan: Plan, reprice: Reprice, divided: Divided | None = None
+) -> tuple[Merged, Order]:
+    """`program` with the plan's buckets, and its order; refused if the plan does not fit.
+
+    `divided` is what `split_as_planned` made of the program, if the plan has splits.
+    """
+    _check_program(program, plan)
+    if divided is not None:
+        program = divided.program
     _check_buckets(program, plan.buckets)
     merged = merge(program, plan.buckets, reprice)
     if merged.buckets != plan.buckets:

@@ -1,11 +1,12 @@
-"""`solve`: buckets and order together, for the shortest step within the memory limit.
+"""`solve`: buckets, splits and order together, for the shortest step within the memory limit.
 
 For each of a few bucket sizes, taken from the latency and bandwidth of each group, the Program with
 those buckets is scheduled by construction under a few policies; the best complete schedule is then
 improved by sweeps of moves and, if the Program is small, by a beam over all orders and local
 search. Where layers repeat, all that is tried on the Program's fold, and only what did best there
 on the whole. Every candidate is simulated and its peak compared with the limit, and the winner is
-verified; the captured order is always a candidate.
+verified; the captured order is always a candidate. Where collectives stay exposed that could be
+split, the step is solved again with them in pieces (`undertow.schedule.split_stage`).
 """
 
 from __future__ import annotations
@@ -38,9 +39,13 @@ from undertow.schedule.plan import (
     apply_plan,
     program_digest,
     sequence_digest,
+    split_as_planned,
 )
 from undertow.schedule.repeats import Folded, fold
 from undertow.schedule.search import improve
+from undertow.schedule.split_bound import bound_for_any_splitting
+from undertow.schedule.split_stage import in_order_ns, is_gain, split_programs
+from undertow.schedule.splits import Divided, Splitting
 
 # Buckets are as large as makes latency this share of a collective's time, in permille.
 # The most telling come first: a large Program's budget is spent after a few.
@@ -61,12 +66,16 @@ _CANDIDATE_TASKS = 150_000  # tasks placed over all candidates
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A Plan, and the schedule that it stands for."""
+    """A Plan, and the schedule that it stands for.
+
+    `merged` is the captured Program, or what splits made of it, with its buckets.
+    """
 
     plan: Plan
     merged: Merged
     order: Order
     timeline: Timeline
+    divided: Divided | None = None  # None: nothing is split
 
 
 @without_collections
@@ -77,13 +86,63 @@ def solve(
     reprice: Reprice | None = None,
     should_merge: bool = True,
     buckets: Sequence[Bucket] | None = None,
+    splitting: Splitting | None = None,
 ) -> Solution:
     """The best schedule found for `program` within `limits`.
 
     `reprice` prices collectives that do not exist yet; without it nothing is merged. `buckets` are
-    taken instead of the solver's own, as far as they fit the limits.
+    taken instead of the solver's own, as far as they fit the limits; nothing is split then.
+    `splitting` says what can be divided and prices the pieces; without it nothing is split.
     """
     limits = limits or Limits()
+    whole = _solve_whole(program, limits, reprice, should_merge, buckets)
+    if splitting is None or not splitting.splittable or buckets is not None:
+        return whole
+    return _with_splits(program, limits, reprice, should_merge, splitting, whole)
+
+
+def _with_splits(
+    program: Program,
+    limits: Limits,
+    reprice: Reprice | None,
+    should_merge: bool,
+    splitting: Splitting,
+    whole: Solution,
+) -> Solution:
+    """The whole solution, or one with splits if that is shorter and fits as well."""
+    best, fixed = whole, limits.fixed_for(program)
+    allowed = max(fixed.peak_bytes or 0, whole.plan.planned.peak_nbytes)
+    whole_ns = 0
+    for divided in split_programs(program, whole.timeline, splitting):
+        whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
+        found = _solve_whole(divided.program, fixed, reprice, should_merge)
+        fits = fixed.peak_bytes is None or found.plan.planned.peak_nbytes <= allowed
+        if not fits or not is_gain(found.timeline.total_ns, best.timeline.total_ns):
+            break  # more pieces cost more
+        if in_order_ns(found.timeline, splitting.price) < whole_ns:
+            best = replace(found, divided=divided)
+    merging = reprice if should_merge else None
+    bound_ns = bound_for_any_splitting(program, merging, splitting.splittable)
+    plan = replace(best.plan, bound_ns=bound_ns)
+    if best.divided is not None:
+        plan = replace(
+            plan,
+            program=whole.plan.program,
+            limits=limits,
+            captured=whole.plan.captured,
+            splits=best.divided.splits,
+        )
+    return replace(best, plan=plan)
+
+
+def _solve_whole(
+    program: Program,
+    limits: Limits,
+    reprice: Reprice | None,
+    should_merge: bool,
+    buckets: Sequence[Bucket] | None = None,
+) -> Solution:
+    """Buckets and order for a Program whose tasks stay as they are."""
     captured = simulate(program)
     allowed = limits.allowed_peak(program)
     best = Candidate(alone(program), Order.captured(program), captured)
@@ -114,14 +173,17 @@ def solution_of(
     return _solution(program, limits, simulate(program), made, bound_ns)
 
 
-def apply_solution(program: Program, plan: Plan, reprice: Reprice) -> Solution:
+def apply_solution(
+    program: Program, plan: Plan, reprice: Reprice, splitting: Splitting | None = None
+) -> Solution:
     """The schedule that a saved Plan stands for, without solving; OrderError if it does not fit."""
-    merged, order = apply_plan(program, plan, reprice)
+    divided = split_as_planned(program, plan, splitting)
+    merged, order = apply_plan(program, plan, reprice, divided)
     timeline = simulate(merged.program, order)
     allowed = plan.limits.allowed_peak(program)
     if allowed is not None:
         verify(merged.program, order, peak_nbytes=max(allowed, plan.planned.peak_nbytes))
-    return Solution(plan, merged, order, timeline)
+    return Solution(plan, merged, order, timeline, divided)
 
 
 def _construct_best(
