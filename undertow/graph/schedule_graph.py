@@ -183,7 +183,8 @@ def decide(
             _log.warning("manual plan: %s", note)
         return solution_of(priced, limits, made.merged, made.order, reprice)
     splitting = None
-    if work is not None and work.splittable:
+    # What pieces of compute take was not agreed on, so agreed costs are not mixed with the model's.
+    if work is not None and work.splittable and agree is None:
         splitting = Splitting(work.splittable, _piece_pricer(cluster, sources))
     return solve(priced, limits, reprice=reprice, splitting=splitting)
 
