@@ -26,6 +26,7 @@ from undertow.report.explain import Explained, explain_report, explain_task, fin
 from undertow.report.place import place_of
 from undertow.report.remedies import Setup, find_remedies
 from undertow.schedule.plan import Plan
+from undertow.schedule.splits import Splittable
 from undertow.units import parse_nbytes
 
 app = subcommand()
@@ -93,13 +94,15 @@ def _setup(options: StepOptions, plan: Plan, progress: Progress | None) -> Setup
     """All that solving needs, from what a plan was made with."""
     options.check()
     target = options.find_cluster()
+    captured = options.capture(progress).program
     return Setup(
-        options.capture(progress).program.program,
+        captured.program,
         target,
         plan.limits,
         not options.no_merge,
         parse_nbytes(options.bucket) if options.bucket else None,
         sources=tuple(find_sources(options.table or (), options.profile or (), target)),
+        splittable=Splittable({}) if options.no_split else captured.splittable,
     )
 
 

@@ -7,7 +7,7 @@ what it brings is the difference between its solution and the Plan as it stands.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from undertow.cost.cluster import Cluster
@@ -18,6 +18,7 @@ from undertow.schedule.buckets import Bucket, bucket_key, propose_of_size
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan
 from undertow.schedule.solve import Solution, apply_solution, solve
+from undertow.schedule.splits import Splittable, Splitting
 from undertow.units import format_nbytes
 from undertow.workers import run_all
 
@@ -36,6 +37,7 @@ class Setup:
     bucket_nbytes: int | None = None
     buckets: tuple[Bucket, ...] | None = None  # exactly these
     sources: tuple[Source, ...] = ()
+    splittable: Splittable = field(default_factory=lambda: Splittable({}))
 
     def solve(self) -> Solution:
         program = price(self.program, self.cluster, self.sources).program
@@ -44,12 +46,26 @@ class Setup:
             buckets = propose_of_size(program, self.bucket_nbytes)
         reprice = repricer(self.cluster, self.sources)
         return solve(
-            program, self.limits, reprice=reprice, should_merge=self.merge, buckets=buckets
+            program,
+            self.limits,
+            reprice=reprice,
+            should_merge=self.merge,
+            buckets=buckets,
+            splitting=self._splitting(),
         )
 
     def apply(self, plan: Plan) -> Solution:
         program = price(self.program, self.cluster, self.sources).program
-        return apply_solution(program, plan, repricer(self.cluster, self.sources))
+        reprice = repricer(self.cluster, self.sources)
+        return apply_solution(program, plan, reprice, self._splitting())
+
+    def _splitting(self) -> Splitting | None:
+        if not self.splittable:
+            return None
+        return Splitting(
+            self.splittable,
+            lambda divided: price(divided, self.cluster, self.sources).program,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +98,20 @@ class _Question:
 
 
 def exposed_of(solution: Solution, name: str) -> int:
-    """How long compute stands still for the captured collective `name`, or for its bucket."""
+    """How long compute stands still for the captured collective `name`: for its bucket, or for all
+    its pieces."""
     merged = solution.merged
-    leader = next((b.members[0] for b in merged.buckets if name in b.members), name)
-    return int(solution.timeline.exposed[merged.program.index[leader]])
+    index = merged.program.index
+    pieces = [name] if name in index else []
+    pieces = pieces or [merged.program.tasks[i].name for i in _pieces(merged.program, name)]
+    bucket_of = {member: b.members[0] for b in merged.buckets for member in b.members}
+    leaders = dict.fromkeys(bucket_of.get(piece, piece) for piece in pieces or [name])
+    return sum(int(solution.timeline.exposed[index[leader]]) for leader in leaders)
+
+
+def _pieces(program: Program, name: str) -> list[int]:
+    prefix = f"{name}."
+    return [i for i in program.starts if program.tasks[i].name.startswith(prefix)]
 
 
 def find_remedies(
@@ -96,6 +122,8 @@ def find_remedies(
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> list[Remedy]:
     """What would shorten the step, for the captured collective `start`; the most first."""
+    if start not in setup.program.index:
+        start = start.rpartition(".")[0]  # of a piece: the collective that it is a piece of
     questions = list(_questions(setup, plan, start))
     total = len(questions)
     progress("solving again", 0, total)
@@ -127,7 +155,8 @@ def _questions(setup: Setup, plan: Plan, start: str) -> Iterator[_Question]:
     yield _Question("nothing", "solving again, nothing changed", setup)
     yield from _memory(setup)
     yield from _network(setup, start)
-    yield from _bucketing(setup, plan, start)
+    if not plan.splits:  # buckets of pieces do not exist in the captured step
+        yield from _bucketing(setup, plan, start)
 
 
 def _memory(setup: Setup) -> Iterator[_Question]:
