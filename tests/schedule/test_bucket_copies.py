@@ -242,7 +242,7 @@ def test_mixed_dtypes_are_one_bucket_of_bytes_for_gathers_and_never_for_reductio
 def tried(program: Program) -> list[list[Bucket]]:
     """What is proposed in each style."""
     found = []
-    for style in (*styles(program)[0], *styles(program)[1]):
+    for style in styles(program):
         keys = keys_in(program, style)
         buckets = propose(program, {key: 1 << 30 for key in keys.values() if key}, keys)
         found += [buckets] if buckets else []

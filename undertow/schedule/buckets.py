@@ -153,16 +153,17 @@ def propose(
     ]
 
 
-def styles(program: Program) -> tuple[list[Style], list[Style]]:
-    """The ways to merge that make a difference: those to try first, and those to try later."""
+def styles(program: Program) -> list[Style]:
+    """The ways to merge that make a difference, those to try first in front."""
     usual, saving = keys_in(program, "usual"), keys_in(program, "saving")
-    first: list[Style] = ["usual"]
+    found: list[Style] = ["usual"]
     if keys_in(program, "coalesced") != usual:
-        first.insert(0, "coalesced")
-    later: list[Style] = ["saving"] if saving != usual else []
+        found.insert(0, "coalesced")
+    if saving != usual:
+        found.append("saving")
     if keys_in(program, "mixed") != saving:
-        later.append("mixed")
-    return first, later
+        found.append("mixed")
+    return found
 
 
 def keys_in(program: Program, style: Style) -> Keys:

@@ -6,7 +6,6 @@ for a Program and for its fold, so that recipes can be tried on the small one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from undertow.program import (
@@ -28,7 +27,6 @@ from undertow.schedule.buckets import (
     keys_in,
     merge,
     propose,
-    styles,
 )
 from undertow.schedule.construct import Facts, Policy, construct
 from undertow.schedule.delay import delayed_order
@@ -158,15 +156,6 @@ def _without_those_at_peak(candidate: Candidate) -> list[Bucket]:
         bucket
         for bucket in candidate.merged.buckets
         if not any(alive[b] for b in program.tasks[program.index[bucket.members[0]]].writes)
-    ]
-
-
-def bucket_recipes(program: Program, permilles: Sequence[int]) -> list[Recipe]:
-    """Recipes that differ in their buckets, the most telling first."""
-    first, later = styles(program)
-    return [
-        *(Recipe(permille, style=style) for permille in permilles for style in first),
-        *(Recipe(permille, style=style) for style in later for permille in permilles),
     ]
 
 

@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
 from undertow.schedule.beam import beam
-from undertow.schedule.buckets import Bucket, Merged, Reprice
+from undertow.schedule.buckets import Bucket, Merged, Reprice, styles
 from undertow.schedule.candidates import (
     Bases,
     Bounds,
     Candidate,
     Recipe,
     alone,
-    bucket_recipes,
     bucketing,
     fitted,
 )
@@ -274,16 +273,23 @@ def _explored(
     left = _CANDIDATE_TASKS
     tried: list[tuple[Candidate, Recipe, Bases]] = []
     seen: set[tuple[Bucket, ...]] = set()
-    for recipe in bucket_recipes(program, _LATENCY_PERMILLE):
-        if left <= 0:
-            break
+    usual, *others = styles(program)
+    recipes = [Recipe(permille, _FIRST_POLICY, usual) for permille in _LATENCY_PERMILLE]
+    while recipes and left > 0:
+        recipe = recipes.pop(0)
         buckets = bucketing(program, recipe, reprice)
-        if (recipe.latency_permille and not buckets) or tuple(buckets) in seen:
-            continue
-        seen.add(tuple(buckets))
-        tries = fitted(program, buckets, reprice, _FIRST_POLICY, bounds)
-        tried.append((tries[-1][0], replace(recipe, policy=_FIRST_POLICY), tries[-1][1]))
-        left -= len(program) * len(tries)
+        if (buckets or not recipe.latency_permille) and tuple(buckets) not in seen:
+            seen.add(tuple(buckets))
+            tries = fitted(program, buckets, reprice, _FIRST_POLICY, bounds)
+            tried.append((tries[-1][0], recipe, tries[-1][1]))
+            left -= len(program) * len(tries)
+        if not recipes and others:
+            shares: tuple[int, ...] = _LATENCY_PERMILLE[1:]
+            if len(program) > _SMALL_TASKS:  # only in the size that did best
+                best = min(tried, key=lambda entry: entry[0].rank(bounds))[1]
+                shares = (best.latency_permille or shares[0],)
+            style = others.pop(0)
+            recipes = [Recipe(permille, _FIRST_POLICY, style) for permille in shares]
     tried.sort(key=lambda entry: entry[0].rank(bounds))
     found = [(candidate, recipe) for candidate, recipe, _ in tried]
     for _, recipe, bases in tried[:promising]:
