@@ -56,6 +56,7 @@ _NEAR_PERMILLE = 1010  # of the lower bound: near enough to stop, where stopping
 _MOST_PROMISING = 2  # bucketings of small programs for which every policy is tried
 _SMALL_TASKS = 2_000  # above this size programs are folded where layers repeat
 _RECIPES = {True: 3, False: 6}  # how many are tried on the whole, once it is as good as hoped
+_MISSES = 2  # recipes in a row that did not help, after which no other is tried
 _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
 _SEARCHED_TASKS = 400  # programs up to this size are searched move by move
 _SWEEPS = 8  # of each kind of move, where they are worth it
@@ -205,13 +206,15 @@ def _construct_best(
     tried = _explored(folded.program, reprice, fold_bounds, _few_policies(program), 1)
     hoped_ns = tried[0][0].total_ns(fold_bounds)
     recipes = _most_different([recipe for _, recipe in tried], _longest(program))
-    for count, recipe in enumerate(recipes):
+    misses = 0
+    for count, recipe in enumerate(recipe for recipe in recipes if recipe != first):
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
-        if best.is_within(_NEAR_PERMILLE, bounds) or count >= _RECIPES[is_good]:
+        is_enough = count >= _RECIPES[is_good] or misses >= _MISSES
+        if is_enough or best.is_within(_NEAR_PERMILLE, bounds):
             break
-        if recipe != first:
-            candidate = _by_recipe(program, recipe, reprice, bounds)
-            best = min(best, candidate, key=_by_rank(bounds))
+        candidate = _by_recipe(program, recipe, reprice, bounds)
+        misses = 0 if candidate.rank(bounds) < best.rank(bounds) else misses + 1
+        best = min(best, candidate, key=_by_rank(bounds))
     return best
 
 
