@@ -21,13 +21,13 @@ class Ranks:
     def __init__(self, pipes: list[Connection]) -> None:
         self.pipes = pipes
 
-    def run(self, case: Callable[[Any], Any], argument: Any) -> list[Any]:
+    def run(self, case: Callable[[Any], Any], argument: Any, timeout: float = TIMEOUT) -> list[Any]:
         for pipe in self.pipes:
             pipe.send((case, argument))
         results = []
         for rank, pipe in enumerate(self.pipes):
-            if not pipe.poll(TIMEOUT):
-                raise TimeoutError(f"rank {rank} did not answer in {TIMEOUT} s")
+            if not pipe.poll(timeout):
+                raise TimeoutError(f"rank {rank} did not answer in {timeout} s")
             ok, result = pipe.recv()
             if not ok:
                 raise AssertionError(f"rank {rank} failed:\n{result}")

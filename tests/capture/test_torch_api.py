@@ -133,3 +133,47 @@ def test_resizing_a_storage_is_an_operator_that_declares_no_write() -> None:
     schema = torch.ops.inductor.resize_storage_bytes_.default._schema
     assert schema.name == "inductor::resize_storage_bytes_"
     assert not schema.is_mutable
+
+
+def test_a_joint_graph_is_cut_where_its_tags_say() -> None:
+    seen = []
+
+    def compiler(gm: fx.GraphModule, inputs: object) -> object:
+        seen.append(gm)
+        return gm.forward
+
+    backend = torch_api.aot_backend(
+        fw_compiler=compiler, bw_compiler=compiler, partition_fn=torch_api.min_cut_partition
+    )
+    x = torch.randn(3, requires_grad=True)
+    torch.compile(lambda x: x.sin().cos().sum(), backend=backend)(x).backward()
+    assert len(seen) == 2
+    torch.testing.assert_close(x.grad, -x.sin().sin() * x.cos())
+
+
+def test_operators_are_told_from_other_callables() -> None:
+    assert isinstance(torch.ops.aten.mm.default, torch_api.OpOverload)
+    assert not isinstance(torch.mm, torch_api.OpOverload)
+
+
+def test_wrappers_of_a_process_without_them_are_not_seen() -> None:
+    assert torch_api.active_ddp() is None
+    assert not torch_api.has_fully_sharded_modules()
+    assert torch_api.job_store() is None
+    assert not torch_api.uses_python_reducer()
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        assert torch_api.uses_python_reducer()
+
+
+def test_backward_is_recorded_as_one_graph() -> None:
+    seen = []
+
+    def compiler(gm: fx.GraphModule) -> fx.GraphModule:
+        seen.append(gm)
+        return gm
+
+    x = torch.randn(3, requires_grad=True)
+    with torch_api.compiled_autograd(compiler):
+        x.sin().sum().backward()
+    assert len(seen) == 1
+    torch.testing.assert_close(x.grad, x.cos())

@@ -247,7 +247,7 @@ def _wrap_layer(layer: nn.Module, unit: Unit | None, checkpoint: bool) -> None:
     tracing = any(isinstance(p, torch_api.FakeTensor) for p in layer.parameters())
 
     def scoped(*args: Any, **kwargs: Any) -> Any:
-        if unit is None:
+        if unit is None or torch.compiler.is_compiling():
             return inner(*args, **kwargs)
         with unit.forward(keep=checkpoint):
             return inner(*args, **kwargs)
@@ -267,8 +267,9 @@ def _wrap_root(model: nn.Module, units: Mapping[str, Unit], dtype: torch.dtype |
     inner, root = model.forward, units[""]
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        for unit in units.values():
-            unit.forget()
+        if not torch.compiler.is_compiling():
+            for unit in units.values():
+                unit.forget()
         with root.forward(keep=True):
             cast = functools.partial(_cast, dtype=dtype)
             return inner(*map(cast, args), **{name: cast(arg) for name, arg in kwargs.items()})

@@ -16,10 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import annotate
 
 from undertow.capture import context, torch_api
 from undertow.capture.collectives import all_gather, all_reduce, average
 from undertow.capture.mesh import Group
+
+RESHARD = "undertow_reshard"
+"""The mark on gathers in a compiled graph: whether they are done again in backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,20 @@ class Unshard(torch.autograd.Function):
             return slot.placement.reduce(grads[0], ctx.dtype), None
 
 
+class CompiledUnshard(torch.autograd.Function):
+    """`Unshard` as Dynamo traces it: the placement is all that it needs, and no state is kept. What
+    is to be gathered again in backward is marked for the partition of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, piece: Tensor, placement: Placement) -> Tensor:
+        ctx.placement, ctx.dtype = placement, piece.dtype
+        return placement.gather(piece)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.placement.reduce(grads[0], ctx.dtype), None
+
+
 @dataclass(eq=False)
 class Slot:
     """One placed parameter during a step: the whole tensor, while it is to be had."""
@@ -108,11 +126,15 @@ class Slot:
     whole: Tensor | None = None  # as forward made it
     again: Tensor | None = None  # as backward gathered it again
 
-    def read(self) -> Tensor:
-        """What the module sees."""
+    def read(self, piece: Tensor) -> Tensor:
+        """What the module sees, made of this rank's piece."""
+        if torch.compiler.is_compiling():
+            with annotate({RESHARD: self.unit.reshard}):
+                traced: Tensor = CompiledUnshard.apply(piece, self.placement)  # type: ignore[no-untyped-call]
+            return traced
         if self.whole is not None:
             return self.whole
-        whole: Tensor = Unshard.apply(self.piece, self)  # type: ignore[no-untyped-call]
+        whole: Tensor = Unshard.apply(piece, self)  # type: ignore[no-untyped-call]
         if self.unit.open or self.unit.root.open:
             self.whole = whole
             if self.unit.reshard:
@@ -188,7 +210,7 @@ class Unit:
     @contextlib.contextmanager
     def forward(self, keep: bool) -> Iterator[None]:
         """Around the unit's forward. `keep`: what it gathers may be saved for backward as it is."""
-        if self.open:
+        if self.open or torch.compiler.is_compiling():  # a graph has no state to keep
             yield
             return
         self.open = True
@@ -238,7 +260,7 @@ def _make_readable(module: nn.Module, name: str) -> None:
         module.__dict__["_undertow_slots"] = {}
 
     def read(self: nn.Module) -> Tensor:
-        slot: Slot = self.__dict__["_undertow_slots"][name]
-        return slot.read()
+        slot: Slot = self._undertow_slots[name]  # type: ignore[index, assignment]
+        return slot.read(self._parameters[name])  # type: ignore[arg-type]
 
     setattr(type(module), name, property(read))

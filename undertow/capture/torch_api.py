@@ -7,11 +7,14 @@ imported, and `tests/capture/test_torch_api.py` has a test for each symbol.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+from torch import fx
 from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._distributed_c10d import Store
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -29,18 +32,27 @@ __all__ = [
     "UNTRACEABLE",
     "FakeTensor",
     "FakeTensorMode",
+    "OpOverload",
     "TorchDispatchMode",
+    "active_ddp",
+    "aot_backend",
     "autograd_collectives",
     "backend_of_group",
     "check_version",
     "collectives",
+    "compiled_autograd",
     "fake_initialisation",
     "fake_store",
+    "has_fully_sharded_modules",
+    "job_store",
+    "min_cut_partition",
     "new_fake_mode",
     "node_sequence_number",
+    "process_group",
     "ranks_of_group",
     "sequence_number",
     "storage_key",
+    "uses_python_reducer",
 ]
 
 SUPPORTED = (2, 13)
@@ -79,12 +91,10 @@ autograd_collectives = torch.ops._c10d_functional_autograd
 
 def ranks_of_group(name: str) -> tuple[int, ...]:
     """The ranks of a process group of the running job, by its name; empty if there is none."""
-    from torch.distributed import distributed_c10d
-
     if not torch.distributed.is_initialized():
         return ()
     try:
-        group = distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+        group = process_group(name)
         return tuple(torch.distributed.get_process_group_ranks(group))
     except (RuntimeError, ValueError, KeyError):
         return ()
@@ -101,6 +111,69 @@ def backend_of_group(name: str) -> str:
         return str(torch.distributed.get_backend(group))
     except (RuntimeError, ValueError, KeyError):
         return ""
+
+
+def aot_backend(**compilers: Any) -> Callable[..., Any]:
+    """A function of (graph module, inputs) that traces through autograd and compiles forward and
+    backward with `compilers` (`fw_compiler`, `bw_compiler`, `inference_compiler`, `partition_fn`).
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    made: Callable[..., Any] = aot_autograd(**compilers)
+    return made
+
+
+def min_cut_partition(joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+    """Forward and backward of a joint graph, saving as few bytes as its tags allow."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, inputs, **settings)
+
+
+def active_ddp() -> Any | None:
+    """The DistributedDataParallel module whose forward is running, if there is one."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+
+
+def uses_python_reducer() -> bool:
+    """Whether DistributedDataParallel modules that are made now reduce where Dynamo can see it."""
+    import torch._dynamo.config as settings
+
+    return bool(settings.optimize_ddp == "python_reducer")
+
+
+def has_fully_sharded_modules() -> bool:
+    """Whether this process has modules that `fully_shard` (FSDP2) was applied to."""
+    from torch.distributed import _composable_state
+    from torch.distributed.fsdp import FSDPModule
+
+    modules = list(_composable_state._module_state_mapping)
+    return any(isinstance(module, FSDPModule) for module in modules)
+
+
+def compiled_autograd(compiler: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Within it, each backward is recorded as one graph, hooks included, and compiled."""
+    from torch._dynamo import compiled_autograd as recorder
+
+    return recorder._enable(compiler, dynamic=False)
+
+
+def job_store() -> Store | None:
+    """The store of the running job; None where no job runs, or one that talks to nobody."""
+    from torch.distributed import distributed_c10d
+
+    if not torch.distributed.is_initialized() or torch.distributed.get_backend() == "fake":
+        return None
+    return distributed_c10d._get_default_store()
+
+
+def process_group(name: str) -> Any:
+    """The process group of that name in the running job."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
 
 
 def new_fake_mode() -> FakeTensorMode:

@@ -199,7 +199,7 @@ class _Conversion:
             after=(*self._after(node), *self._after_random(node)),
             module=self._place(node),
         )
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if _draws(node):
             self._last_random = task
         return task
 
@@ -220,8 +220,7 @@ class _Conversion:
 
     def _after_random(self, node: fx.Node) -> tuple[int, ...]:
         """Operators that draw random numbers stay in sequence, so that each draws the same ones."""
-        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        return (self._last_random,) if draws and self._last_random >= 0 else ()
+        return (self._last_random,) if _draws(node) and self._last_random >= 0 else ()
 
     def _held_by(self, nodes: Collection[fx.Node]) -> tuple[int, ...]:
         return tuple(
@@ -281,6 +280,13 @@ def _is_size(node: fx.Node) -> bool:
     if getattr(node.target, "overloadpacket", None) in SIZES:
         return True
     return not any(tensors_of(arg) for arg in node.all_input_nodes)
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a call draws random numbers, itself or by an operator that it is given to run (as
+    those do that keep or restore the state of the generator for recomputation)."""
+    operators = (node.target, *(arg for arg in node.args if not isinstance(arg, fx.Node)))
+    return any(torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()) for op in operators)
 
 
 def _place(node: fx.Node) -> str:

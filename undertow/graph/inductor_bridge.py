@@ -8,14 +8,17 @@ hidden comes after its start and before its wait.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from undertow.cache import source_digest
+from undertow.capture import partition
+from undertow.capture.partition import tag_gathers
 from undertow.capture.schema import nodes_in
 from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
@@ -50,11 +53,13 @@ class UndertowPass(CustomGraphPass):
         agree: Agree | None = None,
         manual: Sequence[Entry] = (),
         split: bool = True,
+        after: Callable[[fx.Graph, Plan], None] | None = None,
     ) -> None:
         self._agree, self._manual = agree, manual
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
         self._merge, self._groups, self._pin = merge, groups, pin
         self._split = split
+        self._after = after  # called with each graph that was scheduled
         self.plans: list[Plan] = []
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -70,13 +75,15 @@ class UndertowPass(CustomGraphPass):
             manual=self._manual,
         )
         self.plans.append(plan)
+        if self._after is not None:
+            self._after(graph, plan)
         if self._pin:
             pin(graph)
 
     def uuid(self) -> str | None:
         """What the result depends on, beside the graph; None, which keeps Inductor from caching,
-        where a function that we cannot see into has a say."""
-        if self._estimate is not None:
+        where a function that we cannot see into has a say, or wants to see every graph."""
+        if self._estimate is not None or self._after is not None:
             return None
         here = Path(__file__).parents[1]
         ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])
@@ -109,6 +116,28 @@ def as_inductor_pass(
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     options = merge, groups, pin, agree, manual, split
     return UndertowPass(target, estimate, limits or Limits(), *options)
+
+
+class _GathersAgain(CustomGraphPass):
+    """Marks, before Inductor cuts a joint graph, the gathers that are done again in backward."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        tag_gathers(graph)
+
+    def uuid(self) -> str:
+        return source_digest([Path(partition.__file__)])
+
+
+def compile_with_inductor(
+    gm: fx.GraphModule, inputs: Sequence[Any], scheduling: UndertowPass
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo with Inductor, forward and backward, scheduled by our pass."""
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {"post_grad_custom_post_pass": scheduling, "joint_custom_pre_pass": _GathersAgain()}
+    compiled: Any = compile_fx(gm, list(inputs), config_patches=patches)
+    made: Callable[..., Any] = compiled
+    return made
 
 
 def pin(graph: fx.Graph) -> int:

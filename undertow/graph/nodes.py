@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +11,22 @@ from torch import Tensor, fx
 
 from undertow.errors import ProgramError
 
+_DETOURS = re.compile(
+    r"[LG]\['\w*'\]|\.?__self__|\.?__closure__\[\d+\]|\.?cell_contents|\.?forward\b|\.?_orig_mod"
+)
+
 
 def tensors_of(node: fx.Node) -> list[Tensor]:
-    """The (fake) tensors that a node stands for; several for an operator with several results."""
-    value = node.meta.get("val")
-    return [value] if isinstance(value, Tensor) else list(_tensors(value))
+    """The (fake) tensors that a node stands for; several for an operator with several results.
+
+    What has no value of its own, as calls that passes over a graph put into it, has those of the
+    nodes that pick from it.
+    """
+    if "val" in node.meta:
+        value = node.meta["val"]
+        return [value] if isinstance(value, Tensor) else list(_tensors(value))
+    picks = (user for user in node.users if user.target is operator.getitem)
+    return [tensor for pick in picks for tensor in tensors_of(pick)]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -44,6 +57,24 @@ def tensor_nbytes(tensor: Tensor) -> int:
         if number(stride) != 0 or number(size) == 0:
             elements *= number(size)
     return elements
+
+
+def name_modules(graph: fx.Graph) -> None:
+    """Note on each node of a graph that came through Dynamo the path of its module, as its owner
+    would write it."""
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if "module" not in node.meta:
+            node.meta["module"] = module_path(str(list(stack.values())[-1][0])) if stack else ""
+
+
+def module_path(source: str) -> str:
+    """The path of a module without the ways by which Dynamo came to it.
+
+    >>> module_path("L['inner'].__self__.layers.0.forward.__closure__[1].cell_contents.wq")
+    'layers.0.wq'
+    """
+    return _DETOURS.sub("", source).strip(".")
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -159,19 +159,19 @@ def decide(
     agree: Agree | None = None,
     manual: Sequence[Entry] = (),
     work: RowWork | None = None,
+    measured: Sequence[Source] = (),
+    fuses: bool = True,
 ) -> Solution:
     """Price and solve the Program of a graph; the graph stays as it is. `work` is what may be
-    split, None for nothing."""
+    split, None for nothing. What was `measured` is asked after `estimate` and before the model;
+    `fuses` says that pointwise work will run fused."""
     program = converted.program
     if cluster is None:
         cluster = _cluster_for(program)
     elif isinstance(cluster, str):
         cluster = Cluster.parse(cluster)
-    sources: tuple[Source, ...] = ()
-    if estimate is not None:
-        source = _source(converted, estimate, cluster)
-        sources = (source if agree is None else agreed(program, source, agree),)
-    priced = price(program, cluster, sources).program
+    sources = (*sources_of(converted, estimate, cluster, agree), *measured)
+    priced = price(program, cluster, sources, fuses).program
     if not program.starts:  # nothing to hide: the captured order, with its figures
         solution = solve(priced, replace(limits, steps=0), should_merge=False)
         return replace(solution, plan=replace(solution.plan, limits=limits))
@@ -202,6 +202,16 @@ def _captured_name(name: str) -> str:
     """The task that a piece, or what puts pieces together, was made of: names of nodes have no
     dots."""
     return name.partition(".")[0]
+
+
+def sources_of(
+    converted: Converted, estimate: Estimate | None, cluster: Cluster, agree: Agree | None = None
+) -> tuple[Source, ...]:
+    """A user's estimates as a source of costs for the tasks of this graph."""
+    if estimate is None:
+        return ()
+    source = _source(converted, estimate, cluster)
+    return (source if agree is None else agreed(converted.program, source, agree),)
 
 
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:

@@ -1,0 +1,76 @@
+"""What the running job looks like: its ranks, its nodes, its devices, as a Cluster."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from undertow.cost.cluster import Cluster
+from undertow.cost.device import load_devices
+from undertow.runtime.notices import say_once
+
+_UNKNOWN = "h100"  # what an accelerator that we have no figures for is taken to be
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This rank and how many there are; (0, 1) where no job runs.
+
+    >>> rank_and_world()
+    (0, 1)
+    """
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def local_world() -> int:
+    """How many ranks share a node: as many as torchrun says, else all."""
+    _, world = rank_and_world()
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    local = int(told) if told.isdecimal() else world
+    return local if local > 0 and world % local == 0 else world
+
+
+def guess_cluster() -> Cluster:
+    """The cluster that this job most likely runs on."""
+    _, world = rank_and_world()
+    local = local_world()
+    cluster = Cluster.parse(f"{world // local}x{_device()}x{local}")
+    if cluster.device.backend != "gloo":
+        return cluster
+    # The shipped host has a socket to itself; ranks here share this machine's cores.
+    cores = max(torch.get_num_threads(), 1)
+    share = cores / cluster.device.units
+    peaks = {dtype: flops * share for dtype, flops in cluster.device.peak_flops.items()}
+    bandwidth = cluster.device.memory_bandwidth * max(share, 1 / 16)
+    device = replace(cluster.device, units=cores, peak_flops=peaks, memory_bandwidth=bandwidth)
+    return replace(cluster, device=device)
+
+
+def device_name() -> str:
+    """This machine's device as it calls itself: what measurements are kept under."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return f"cpu of {torch.get_num_threads()} threads"
+    module = getattr(torch, accelerator.type, None)
+    name = getattr(module, "get_device_name", lambda: accelerator.type)
+    return str(name())
+
+
+def _device() -> str:
+    """The shipped device whose name the accelerator's has in it."""
+    if torch.accelerator.current_accelerator() is None:
+        return "cpu"
+    name = device_name().lower().replace(" ", "")
+    known = [device for device in load_devices() if device != "cpu" and device in name]
+    if known:
+        return max(known, key=len)
+    say_once(
+        "unknown device",
+        f"no figures ship for {device_name()}: costs are those of {_UNKNOWN}; pass "
+        'options={"cluster": ...} with a file of your own, or "measure"',
+    )
+    return _UNKNOWN
