@@ -1,0 +1,1 @@
+"""From a scheduled graph to what runs it: the generated, readable Python module."""
