@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from undertow.errors import UndertowError
 
 if TYPE_CHECKING:
+    from undertow.backend import compiled_backward
     from undertow.capture.mesh import Mesh
     from undertow.capture.parallelize import parallelize
     from undertow.cost.cluster import Cluster
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Cluster": "undertow.cost.cluster",
+    "compiled_backward": "undertow.backend",
     "Mesh": "undertow.capture.mesh",
     "PlannedStep": "undertow.planner",
     "parallelize": "undertow.capture.parallelize",
@@ -68,6 +70,7 @@ __all__ = [
     "Timeline",
     "UndertowError",
     "__version__",
+    "compiled_backward",
     "load_program",
     "lower_bounds",
     "parallelize",

@@ -1,0 +1,268 @@
+"""When things go wrong: one clear error on every rank that is left, within the timeout, no hang."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT = 8  # seconds that ranks wait for each other
+ENDS = 100  # seconds within which everything must be over
+
+Case = Callable[[int, Path], Any]
+
+
+def step(options: dict[str, Any], layers: int = 2) -> float:
+    """One compiled step of a small model, DDP, on this rank."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from undertow.backend import undertow
+    from undertow.capture.mesh import Mesh
+    from undertow.capture.parallelize import parallelize
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
+    parallelize(model, Mesh({"dp": dist.get_world_size()}), "ddp")
+    run = torch.compile(model, backend=undertow, options={"timeout": TIMEOUT} | options)
+    loss = run(torch.ones(2, 8)).square().mean()
+    loss.backward()
+    return float(loss)
+
+
+def _rank(case: Case, rank: int, world: int, folder: Path, pipe: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["UNDERTOW_CACHE"] = str(folder / "cache")
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=world, store=store, timeout=timedelta(seconds=3 * TIMEOUT)
+    )
+    try:
+        pipe.send(("ok", case(rank, folder)))
+    except Exception as error:  # noqa: BLE001 - the parent looks at it
+        pipe.send((type(error).__name__, f"{error}\n{traceback.format_exc()}"))
+
+
+def outcomes(case: Case, folder: Path, world: int = 2) -> list[tuple[str, Any]]:
+    """What each rank ended with; ("killed", signal) for one that could not say."""
+    spawn = multiprocessing.get_context("spawn")
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(world):
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_rank, args=(case, rank, world, folder, theirs))
+            process.start()
+            stack.callback(_end, process)
+            theirs.close()
+            ranks.append((process, ours))
+        deadline = time.monotonic() + ENDS
+        return [_outcome(process, pipe, deadline) for process, pipe in ranks]
+
+
+def _outcome(process: Any, pipe: Connection, deadline: float) -> tuple[str, Any]:
+    if not pipe.poll(max(deadline - time.monotonic(), 0)):
+        return ("hangs", None)
+    try:
+        found: tuple[str, Any] = pipe.recv()
+    except EOFError:
+        process.join(10)
+        return ("killed", process.exitcode)
+    return found
+
+
+def _end(process: Any) -> None:
+    process.join(20)
+    if process.is_alive():
+        process.kill()
+        process.join(5)
+
+
+def different_graphs(rank: int, folder: Path) -> float:
+    return step({}, layers=2 + rank)
+
+
+def test_ranks_that_compile_different_graphs_are_told_the_first_difference(tmp_path: Path) -> None:
+    for kind, message in outcomes(different_graphs, tmp_path):
+        assert kind != "ok"
+        assert "rank 1 differs from rank 0" in message
+        assert "all_reduce" in message
+
+
+def late(rank: int, folder: Path) -> float:
+    if rank == 1:
+        time.sleep(4 * TIMEOUT)
+    return step({})
+
+
+def test_a_rank_that_is_late_is_named(tmp_path: Path) -> None:
+    first, second = outcomes(late, tmp_path)
+    assert first[0] != "ok"
+    assert "rank 1 did not come to" in first[1]
+    assert f"within {TIMEOUT} s" in first[1]
+    assert second[0] not in ("ok", "hangs")
+
+
+def killed(rank: int, folder: Path) -> float:
+    step({})
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step({})
+
+
+def test_a_rank_that_is_killed_ends_the_others_with_an_error(tmp_path: Path) -> None:
+    first, second = outcomes(killed, tmp_path)
+    assert second == ("killed", -signal.SIGKILL)
+    assert first[0] not in ("ok", "hangs", "killed")
+
+
+def different_plans(rank: int, folder: Path) -> float:
+    import torch
+
+    plans = folder / "plans"
+    step({"save": plans})
+    torch._dynamo.reset()
+    mine = folder / f"plans{rank}"
+    mine.mkdir()
+    import json
+
+    for path in sorted(plans.glob("*.plan.json")):
+        plan = json.loads(path.read_text())
+        if rank == 1:
+            plan["program"] = "0" * 32
+        (mine / path.name).write_text(json.dumps(plan))
+    return step({"plan": mine})
+
+
+def test_a_plan_of_another_program_is_refused_and_the_others_do_not_hang(tmp_path: Path) -> None:
+    first, second = outcomes(different_plans, tmp_path)
+    assert "has no plan for" in second[1]
+    assert first[0] not in ("ok", "hangs")
+    assert "rank 1 did not come to" in first[1]
+
+
+def without_store(rank: int, folder: Path) -> float:
+    """The store is in the process of rank 0, which ends before anything is agreed on."""
+    import torch.distributed as dist
+
+    from undertow.capture import torch_api
+
+    place = folder / "port"
+    if rank == 0:
+        server = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(server.port))
+        (folder / "port.new").rename(place)
+        server.wait(["here"])
+        os._exit(3)
+    while not place.exists():
+        time.sleep(0.05)
+    store = dist.TCPStore("127.0.0.1", int(place.read_text()), 2, False)
+    torch_api.job_store = lambda: store
+    store.set("here", "")
+    time.sleep(1)
+    return step({})
+
+
+def test_a_store_that_is_gone_is_told(tmp_path: Path) -> None:
+    first, second = outcomes(without_store, tmp_path)
+    assert first == ("killed", 3)
+    assert second[0] not in ("ok", "hangs")
+    assert "cannot use the job's store" in second[1]
+
+
+def read_only_cache(rank: int, folder: Path) -> float:
+    (folder / "blocked").write_text("a file where a folder should be")
+    os.environ["UNDERTOW_CACHE"] = str(folder / "blocked" / "cache")
+    return _measured_steps()
+
+
+def spoilt_cache(rank: int, folder: Path) -> float:
+    first = _measured_steps()
+    import torch.distributed as dist
+
+    dist.barrier()
+    entries = list((folder / "cache" / "measured").iterdir())
+    assert entries
+    for path in entries if rank == 0 else []:
+        path.write_bytes(b"spoilt")
+    dist.barrier()
+    import torch
+
+    torch._dynamo.reset()
+    assert _measured_steps() == first
+    return first
+
+
+def _measured_steps() -> float:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from undertow.backend import undertow
+    from undertow.capture.mesh import Mesh
+    from undertow.capture.parallelize import parallelize
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    parallelize(model, Mesh({"dp": dist.get_world_size()}), "fsdp")
+    options = {"timeout": 30, "cluster": "measure", "measure_steps": 1, "timeline": 5}
+    run = torch.compile(model, backend=undertow, options=options)
+    losses = []
+    for _ in range(5):
+        loss = run(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        losses.append(float(loss))
+    assert len(set(losses)) == 1
+    from undertow.backend.runner import measured_timelines
+
+    for timeline in measured_timelines.values():
+        assert timeline.total_ns > 0
+        assert (timeline.ready <= timeline.begin).all()
+        assert (timeline.begin <= timeline.end).all()
+    assert measured_timelines
+    return losses[0]
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(tmp_path: Path) -> None:
+    assert [kind for kind, _ in outcomes(read_only_cache, tmp_path)] == ["ok", "ok"]
+
+
+def test_a_spoilt_cache_entry_is_measured_again(tmp_path: Path) -> None:
+    found = outcomes(spoilt_cache, tmp_path)
+    assert [kind for kind, _ in found] == ["ok", "ok"], found
+
+
+def measured_twice(rank: int, folder: Path) -> float:
+    return _measured_steps()
+
+
+def test_two_jobs_on_one_machine_share_a_cache(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    jobs = [tmp_path / "first", tmp_path / "second"]
+    for job in jobs:
+        job.mkdir()
+        (job / "cache").symlink_to(tmp_path / "shared")
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda job: outcomes(measured_twice, job), jobs))
+    assert [kind for ends in found for kind, _ in ends] == ["ok"] * 4
+    left = [path.name for path in (tmp_path / "shared").rglob("*") if path.is_file()]
+    assert left
+    assert all(name.endswith(".json.gz") for name in left)  # nothing half-written

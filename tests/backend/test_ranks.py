@@ -1,0 +1,223 @@
+"""Compiled training on real gloo ranks: losses and gradients are those of one process, and of
+PyTorch's own eager implementation."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tests.capture.gloo_ranks import Ranks, gloo_ranks
+from tests.capture.test_gloo_parity import Case, build, one_step, part
+from undertow.backend import compiled_backward, undertow
+from undertow.capture.mesh import Mesh
+from undertow.capture.parallelize import Options, data_dimensions, parallelize
+from undertow.runtime.notices import counts
+
+pytestmark = pytest.mark.slow
+
+COMPILING = 280  # seconds for a case: most of it is Dynamo's
+TWO = [
+    Case("llama", {"dp": 2}, "ddp"),
+    Case("llama", {"dp": 2}, "fsdp", {"checkpoint": True}),
+    Case("llama", {"tp": 2}, "tp"),
+    Case("deepseek_moe", {"ep": 2}, "fsdp+ep"),
+    Case("odd", {"dp": 2}, "fsdp"),
+    Case("odd", {"dp": 2}, "fsdp", {"reshard_after_forward": False}),
+]
+FOUR = [
+    Case("odd", {"replicate": 2, "shard": 2}, "hsdp"),
+    Case("llama", {"dp": 2, "tp": 2}, "fsdp+tp"),
+]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with gloo_ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with gloo_ranks(4) as ranks:
+        yield ranks
+
+
+def parallelized(case: Case, **settings: Any) -> int:
+    """On one rank: two compiled steps against one process on the whole batch."""
+    torch._dynamo.reset()
+    mesh, options = Mesh(case.mesh), Options(case.parallel, **case.options)
+    ways, place = 1, 0
+    for name, size in mesh.dims.items():
+        if name in data_dimensions(options):
+            ways, place = ways * size, place * size + mesh.coordinate(dist.get_rank())[name]
+    whole = build(case.model, 2 * ways)
+    model = parallelize(copy.deepcopy(whole.model), mesh, options)
+    run = torch.compile(model, backend=undertow, fullgraph=True, options=settings or None)
+    mine = replace(
+        whole,
+        model=Renamed(model, run),
+        inputs=part(whole.inputs, 2 * place, 2 * place + 2),
+        targets=part(whole.targets, 2 * place, 2 * place + 2),
+    )
+    return sum(one_step(whole, mine, mesh, options, ways) for _ in range(2))
+
+
+class Renamed(nn.Module):
+    """Calls the compiled module, and has the parameters of the plain one by their own names."""
+
+    def __init__(self, model: nn.Module, run: Any) -> None:
+        super().__init__()
+        self.__dict__["model"], self.__dict__["run"] = model, run
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model.named_parameters(*args, **kwargs)
+
+
+@pytest.mark.parametrize("case", TWO, ids=str)
+def test_two_compiled_ranks_train_as_one_process(two: Ranks, case: Case) -> None:
+    assert min(two.run(parallelized, case, COMPILING)) > 0
+
+
+def through_inductor(case: Case) -> int:
+    return parallelized(case, codegen="inductor")
+
+
+def test_the_kernels_of_inductor_run_in_our_order(two: Ranks) -> None:
+    assert min(two.run(through_inductor, Case("odd", {"dp": 2}, "fsdp"), COMPILING)) > 0
+
+
+@pytest.mark.parametrize("case", FOUR, ids=str)
+def test_four_compiled_ranks_train_as_one_process(four: Ranks, case: Case) -> None:
+    assert min(four.run(parallelized, case, COMPILING)) > 0
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def wrapped(how: str) -> nn.Module:
+    """The same network, made parallel by PyTorch."""
+    torch.manual_seed(0)
+    net = Net()
+    if how == "ddp":
+        return nn.parallel.DistributedDataParallel(net)
+    if how == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in net.layers:
+            fully_shard(layer)
+        return fully_shard(net)
+    if how == "dtensor":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in net.layers:
+            parallelize_module(layer, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return net
+    return Gathered(net)
+
+
+class Gathered(nn.Module):
+    """Functional collectives, as a user may write them."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        ops = torch.ops._c10d_functional_autograd
+        world = dist.get_world_size()
+        group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        started = ops.all_gather_into_tensor(x, world, group)
+        y = self.net(torch.ops._c10d_functional.wait_tensor(started))
+        started = ops.reduce_scatter_tensor(y, "sum", world, group)
+        out: Tensor = torch.ops._c10d_functional.wait_tensor(started)
+        return out
+
+
+def as_pytorch(argument: tuple[str, str]) -> tuple[float, dict[str, int], int]:
+    """On one rank: how far three compiled steps are from eager ones; what was said; and how many
+    generated modules have collectives."""
+    how, show = argument
+    torch._dynamo.reset()
+    counts.clear()
+    python = how == "ddp python reducer"
+    kind = how.split()[0]
+    eager = wrapped(kind)
+    settings = torch._dynamo.config.patch(optimize_ddp="python_reducer") if python else None
+    within = compiled_backward(show=show) if python else contextlib.nullcontext()
+    far = 0.0
+    with settings or contextlib.nullcontext():
+        plain = wrapped(kind)
+        run = torch.compile(plain, backend=undertow, options={"show": show})
+        torch.manual_seed(0 if kind == "dtensor" else dist.get_rank())
+        for _ in range(3):
+            x = torch.randn(4, 16)
+            expected = eager(x).square().mean()
+            expected.backward()
+            with within if python else contextlib.nullcontext():
+                loss = run(x).square().mean()
+                loss.backward()
+            within = compiled_backward(show=show) if python else within
+            far = max(far, float((loss - expected).abs()))
+            for mine, theirs in zip(plain.parameters(), eager.parameters(), strict=True):
+                far = max(far, float((_local(mine.grad) - _local(theirs.grad)).abs().max()))
+            for model in (plain, eager):
+                torch.optim.SGD(model.parameters(), lr=0.1).step()
+                model.zero_grad()
+    written = [path for path in Path(show).glob("*.rank0.py") if "c10d.all_" in path.read_text()]
+    return far, dict(counts), len(written)
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+@pytest.mark.parametrize("how", ["ddp python reducer", "dtensor", "functional"])
+def test_parallelism_of_pytorch_is_scheduled_in_the_graph(
+    two: Ranks, tmp_path: Path, how: str
+) -> None:
+    for far, said, scheduled in two.run(as_pytorch, (how, str(tmp_path)), COMPILING):
+        assert far == 0.0
+        assert scheduled > 0
+        assert set(said) == {"graphs"}
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("ddp", "ddp outside the graph"), ("fsdp2", "fully_shard outside the graph")],
+)
+def test_what_is_outside_the_graph_trains_and_is_told(
+    two: Ranks, tmp_path: Path, how: str, name: str
+) -> None:
+    for far, said, scheduled in two.run(as_pytorch, (how, str(tmp_path)), COMPILING):
+        assert far == 0.0
+        assert scheduled == 0
+        assert said.get(name, 0) > 0 or how == "fsdp2"  # its frames may all be left to eager

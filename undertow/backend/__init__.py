@@ -1,0 +1,104 @@
+"""`torch.compile(model, backend="undertow")`: trains the step that the planner shows.
+
+Dynamo hands over a graph; AOTAutograd makes forward and backward of it; each is scheduled as a
+Program, agreed on between ranks, written as a Python module and run (`pipeline`). What cannot be
+scheduled runs as it was captured, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import fx
+
+from undertow.backend.native import decompositions, loop_compiler
+from undertow.backend.options import BackendOptions, parse_options
+from undertow.backend.outside import tell_what_is_outside
+from undertow.backend.pipeline import compile_part
+from undertow.backend.scheduled import Part
+from undertow.capture import torch_api
+from undertow.capture.partition import Split, partition
+
+__all__ = ["compiled_backward", "undertow"]
+
+_numbers = itertools.count()
+
+# Torch loads this module when a model is first compiled with it. Where every frame is left to eager
+# execution, as it is around the hooks of `fully_shard`, the backend itself is never called.
+tell_what_is_outside()
+
+
+def undertow(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend, as `torch.compile` calls it; `options` are those of docs/train.md."""
+    chosen = parse_options(options, mode)
+    tell_what_is_outside()
+    compilation = _Compilation(chosen)
+    if chosen.codegen == "inductor":
+        from undertow.backend.through_inductor import compile_through_inductor
+
+        return compile_through_inductor(gm, example_inputs, compilation.label, chosen)
+    return compilation.compile(gm, example_inputs)
+
+
+def compiled_backward(**options: Any) -> AbstractContextManager[None]:
+    """Within it, each backward is one graph, with the hooks that run in it, and is scheduled.
+
+    This is how the gradient reductions of a `DistributedDataParallel` module get into a graph;
+    forward and backward both belong inside. `options` are those of the backend.
+
+        torch._dynamo.config.optimize_ddp = "python_reducer"  # before the model is wrapped
+        model = torch.compile(DistributedDataParallel(model), backend="undertow")
+        with undertow.compiled_backward():
+            loss_fn(model(x), y).backward()
+    """
+    parse_options(options)
+    backend = functools.partial(undertow, options=options)
+    compiler = torch.compile(backend=backend, dynamic=False)
+    return torch_api.compiled_autograd(compiler)
+
+
+class _Compilation:
+    """One graph of Dynamo on its way; the backward part is told what the forward left behind."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.options = options
+        self.label = f"graph{next(_numbers)}"
+        self.split = Split()
+        self.is_native = options.codegen == "native" and loop_compiler() is not None
+
+    def compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        backend = torch_api.aot_backend(
+            fw_compiler=self._forward,
+            bw_compiler=self._backward,
+            inference_compiler=self._inference,
+            partition_fn=self._partition,
+            keep_inference_input_mutations=True,
+            decompositions=decompositions() if self.is_native else None,
+        )
+        compiled: Callable[..., Any] = backend(gm, inputs)
+        return compiled
+
+    def _partition(self, joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+        forward, backward, self.split = partition(joint, inputs, fuses=self.is_native, **settings)
+        return forward, backward
+
+    def _forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_part(gm, Part(f"{self.label}.forward"), self.options)
+
+    def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        part = Part(f"{self.label}.backward", self.split.donated, self.split.resident_nbytes)
+        return compile_part(gm, part, self.options)
+
+    def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_part(gm, Part(f"{self.label}.inference"), self.options)

@@ -1,0 +1,144 @@
+"""What a user can say to `torch.compile(model, backend="undertow", options={...})`.
+
+One frozen dataclass, checked with a sentence for each mistake; docs/train.md has the table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from undertow.cost.cluster import Cluster
+from undertow.errors import UndertowError, unknown_name
+from undertow.graph.schedule_graph import Merge
+from undertow.schedule.buckets import How
+from undertow.schedule.limits import Limits
+
+CODEGENS = ("aten", "inductor", "native")
+MEASURE = "measure"
+SHOW = "UNDERTOW_SHOW"
+"""The environment variable that names a folder for generated modules."""
+
+
+class OptionError(UndertowError):
+    """An option that is unknown, or a value that it cannot have."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """The options of the backend; each can be given by its name in `options={...}`."""
+
+    cluster: Cluster | str | None = None  # None: guessed from the job; "measure": timed as it runs
+    memory: Limits = field(default_factory=Limits)  # also as text: "70GiB", "+5%", "none"
+    merge: Merge = True  # whether collectives may run as one; or how: "coalesced", "copied"
+    plan: Path | None = None  # a Plan, or a folder of them: applied instead of solving
+    save: Path | None = None  # a folder: Plans are written there
+    report: Path | None = None  # a folder: Programs and Timelines, predicted and measured
+    show: Path | None = None  # a folder: generated modules; default: $UNDERTOW_SHOW
+    codegen: str = "aten"  # who runs the graph: one of CODEGENS
+    timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
+    measure_steps: int = 3  # steps to time with cluster="measure"
+    timeout: float = 300.0  # seconds that ranks wait for each other's digests
+    estimate: Callable[..., float | None] | None = None  # seconds of a node, before the model
+
+    @property
+    def is_measuring(self) -> bool:
+        return self.cluster == MEASURE
+
+
+def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> BackendOptions:
+    """Options from what was handed to `torch.compile`.
+
+    >>> parse_options({"memory": "+5%", "cluster": "8xh100x8"}).memory.peak_ratio
+    1.05
+    """
+    if mode not in (None, "default"):
+        raise OptionError(
+            f"the undertow backend has no mode {mode!r}; choose by options={{...}}, such as "
+            'options={"codegen": "inductor"}'
+        )
+    known = [entry.name for entry in fields(BackendOptions)]
+    values: dict[str, Any] = {}
+    for name, value in (given or {}).items():
+        if name not in known:
+            raise OptionError(unknown_name("option of the undertow backend", name, known))
+        values[name] = _CHECKS[name](name, value)
+    if "show" not in values and os.environ.get(SHOW):
+        values["show"] = Path(os.environ[SHOW])
+    return BackendOptions(**values)
+
+
+def _cluster(name: str, value: Any) -> Cluster | str | None:
+    if value is None or isinstance(value, Cluster):
+        return value
+    if value == MEASURE:
+        return MEASURE
+    if not isinstance(value, str):
+        raise OptionError(
+            f'the option {name!r} is {value!r}; give a Cluster, its text ("8xh100x8"), or "measure"'
+        )
+    return Cluster.parse(value)
+
+
+def _memory(name: str, value: Any) -> Limits:
+    if isinstance(value, Limits):
+        return value
+    if isinstance(value, str):
+        return Limits.parse(value)
+    raise OptionError(f'the option {name!r} is {value!r}; give a Limits, or text such as "+5%"')
+
+
+def _path(name: str, value: Any) -> Path | None:
+    if value is None or isinstance(value, str | Path):
+        return None if value is None else Path(value)
+    raise OptionError(f"the option {name!r} is {value!r}; give a path")
+
+
+def _merge(name: str, value: Any) -> Merge:
+    if isinstance(value, bool) or value in get_args(How):
+        return cast(Merge, value)
+    ways = " or ".join(map(repr, get_args(How)))
+    raise OptionError(f"the option {name!r} is {value!r}; give True or False, or {ways}")
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise OptionError(f"the option {name!r} is {value!r}; give a whole number from 0 on")
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    raise OptionError(f"the option {name!r} is {value!r}; give seconds, more than 0")
+
+
+def _codegen(name: str, value: Any) -> str:
+    if value in CODEGENS:
+        return str(value)
+    raise OptionError(unknown_name(name, str(value), CODEGENS))
+
+
+def _function(name: str, value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    raise OptionError(f"the option {name!r} is {value!r}; give a function of a node, or None")
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "cluster": _cluster,
+    "memory": _memory,
+    "merge": _merge,
+    "plan": _path,
+    "save": _path,
+    "report": _path,
+    "show": _path,
+    "codegen": _codegen,
+    "timeline": _count,
+    "measure_steps": _count,
+    "timeout": _seconds,
+    "estimate": _function,
+}

@@ -1,0 +1,24 @@
+"""Says once what parallel wrappers do outside of the graph, where nothing can be scheduled."""
+
+from __future__ import annotations
+
+from undertow.capture import torch_api
+from undertow.runtime.notices import say_once
+
+
+def tell_what_is_outside() -> None:
+    """Look for wrappers whose collectives run in hooks around what is compiled."""
+    if torch_api.active_ddp() is not None and not torch_api.uses_python_reducer():
+        say_once(
+            "ddp outside the graph",
+            "DistributedDataParallel reduces gradients outside of the compiled graph, where "
+            "undertow cannot schedule it: set torch._dynamo.config.optimize_ddp = "
+            '"python_reducer" before wrapping the model and run backward within '
+            'undertow.compiled_backward(), or use undertow.parallelize(model, mesh, "ddp")',
+        )
+    if torch_api.has_fully_sharded_modules():
+        say_once(
+            "fully_shard outside the graph",
+            "fully_shard gathers and reduces in hooks outside of the compiled graph, where "
+            'undertow cannot schedule them: use undertow.parallelize(model, mesh, "fsdp") instead',
+        )

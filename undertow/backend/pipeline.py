@@ -1,0 +1,199 @@
+"""From one graph (forward, backward or inference) to the function that runs it.
+
+Schedule: decide on the graph's Program, write it back, price what will run. Agree: ranks compare
+what they are about to issue. Write: the Python module. Measuring, where asked for, comes after.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from undertow.backend.agree import agree_on, agree_on_estimates
+from undertow.backend.artefacts import leave_module, leave_plan, leave_timeline, notes, title
+from undertow.backend.costs import Measured, kept_costs
+from undertow.backend.native import compile_native, loop_compiler
+from undertow.backend.options import BackendOptions
+from undertow.backend.runner import Runner
+from undertow.backend.scheduled import Part, Scheduled
+from undertow.codegen.load import Run, load_module
+from undertow.codegen.module import write_module
+from undertow.cost.cluster import Cluster
+from undertow.cost.price import price, repricer
+from undertow.errors import OrderError, ProgramError
+from undertow.graph.collectives import collective_call
+from undertow.graph.convert import convert
+from undertow.graph.copies import block_copies
+from undertow.graph.nodes import name_modules
+from undertow.graph.rewrite import rewrite
+from undertow.graph.schedule_graph import decide, sources_of
+from undertow.program import Program, simulate
+from undertow.program.serialize import load_json
+from undertow.progress import Clock
+from undertow.runtime import job
+from undertow.runtime.notices import counts, say_once
+from undertow.schedule.limits import Limits
+from undertow.schedule.plan import Plan, apply_plan, program_digest
+
+_log = logging.getLogger(__name__)
+
+
+def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Callable[..., Any]:
+    """The function that runs this graph on a list of its inputs, which it empties."""
+    counts["graphs"] += 1
+    clock = Clock()
+    name_modules(gm.graph)
+    pristine = _copy(gm) if options.is_measuring else gm
+    measured = _kept(gm, part, options)
+    clock.lap("prepare")
+    scheduled = schedule(gm, part, options, measured)
+    clock.lap("schedule")
+    if scheduled.program is not None:
+        agree_on(scheduled.program, options.timeout)
+    clock.lap("agree")
+    run = _write(scheduled, options)
+    clock.lap("write")
+    told = ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in clock.seconds.items())
+    _log.info("%s: %s", part.label, told)
+    is_new = options.is_measuring and measured is None and scheduled.plan is not None
+    if not is_new and not (options.timeline and scheduled.program is not None):
+        return _boxed(run)
+
+    def again(costs: Measured) -> tuple[Scheduled, Run]:
+        anew = schedule(pristine, part, options, costs)
+        assert anew.program is not None
+        agree_on(anew.program, options.timeout)
+        return anew, _write(anew, options)
+
+    return _boxed(Runner(scheduled, run, options, again if is_new else None).call)
+
+
+def _kept(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Measured | None:
+    """Costs that an earlier run measured for this graph."""
+    if not options.is_measuring:
+        return None
+    try:
+        program = convert(gm.graph, name=part.label, donated=part.donated).program
+    except ProgramError:
+        return None
+    return kept_costs(program, options.timeout) if program.starts else None
+
+
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph as it is now, for scheduling it once more; its attributes are shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
+
+
+def _write(scheduled: Scheduled, options: BackendOptions) -> Run:
+    label, predicted = scheduled.part.label, scheduled.predicted
+    run, source = _module(scheduled, options)
+    leave_module(options.show, label, source)
+    leave_module(options.report, label, source)
+    leave_plan(options.save, label, scheduled.plan)
+    leave_plan(options.report, label, scheduled.plan)
+    leave_timeline(options.report, label, "predicted", predicted)
+    return run
+
+
+def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
+    """The function that runs the graph, and the text of its module."""
+    label, predicted = scheduled.part.label, scheduled.predicted
+    native = compile_native(scheduled.module, label) if options.codegen == "native" else None
+    if native is not None:
+        leave_module(options.show, f"{label}.kernels", native.cpp, "cpp")
+        return native.run, native.python
+    heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
+    written = write_module(scheduled.module, heading, notes(predicted))
+    return load_module(written, label), written.source
+
+
+def _boxed(run: Run) -> Run:
+    """Marked as taking its inputs in a list that it empties, so that nobody else holds them."""
+
+    def boxed(args: list[Any]) -> Any:
+        return run(args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+def schedule(
+    gm: fx.GraphModule, part: Part, options: BackendOptions, measured: Measured | None = None
+) -> Scheduled:
+    """Decide on the graph's Program and write the decision back, in place."""
+    block_copies(gm.graph)
+    try:
+        converted = convert(gm.graph, name=part.label, donated=part.donated)
+    except ProgramError as error:
+        return _unscheduled(gm, part, error)
+    captured = converted.program
+    if not captured.starts:
+        return Scheduled(part, gm, captured, captured)
+    cluster = _cluster(options)
+    fuses = options.codegen == "native" and loop_compiler() is not None
+    own = () if measured is None else (measured.source(captured),)
+    if options.plan is not None:
+        plan = _plan_for(captured, options.plan, part.label)
+        sources = (*sources_of(converted, options.estimate), *own)
+        merged, order = apply_plan(captured, plan, repricer(cluster, sources))
+    else:
+        limits = _limits(options.memory, part)
+        agree = None if options.estimate is None else agree_on_estimates(captured, options.timeout)
+        solution = decide(
+            converted,
+            cluster,
+            options.estimate,
+            limits,
+            options.merge,
+            agree,
+            measured=own,
+            fuses=fuses,
+        )
+        plan, merged, order = solution.plan, solution.merged, solution.order
+    rewrite(converted, merged, order)
+    gm.recompile()
+    running = convert(gm.graph, name=part.label, donated=part.donated)
+    sources = (*sources_of(running, options.estimate), *own)
+    program = price(running.program, cluster, sources, regions=fuses).program
+    return Scheduled(part, gm, program, captured, simulate(program), plan)
+
+
+def _unscheduled(gm: fx.GraphModule, part: Part, error: ProgramError) -> Scheduled:
+    """A graph that we cannot model runs as it was captured."""
+    if any(collective_call(node) is not None for node in gm.graph.nodes):
+        say_once("unscheduled", f"{part.label} runs in the order in which it was captured: {error}")
+    else:
+        counts["unscheduled without collectives"] += 1
+    return Scheduled(part, gm)
+
+
+def _cluster(options: BackendOptions) -> Cluster:
+    return options.cluster if isinstance(options.cluster, Cluster) else job.guess_cluster()
+
+
+def _limits(memory: Limits, part: Part) -> Limits:
+    """An absolute limit is for the whole step: what others hold meanwhile is not ours to use."""
+    if memory.peak_bytes is None:
+        return memory
+    return replace(memory, peak_bytes=max(memory.peak_bytes - part.resident_nbytes, 0))
+
+
+def _plan_for(program: Program, place: Path, label: str) -> Plan:
+    """The saved Plan that was made for this graph."""
+    wanted = program_digest(program)
+    paths = sorted(place.glob("*.plan.json")) if place.is_dir() else [place]
+    plans = [(path, Plan.from_json(load_json(path))) for path in paths]
+    for _, plan in plans:
+        if plan.program == wanted:
+            return plan
+    raise OrderError(
+        f"{place} has no plan for {label}, whose program is {wanted}: it was made for another "
+        f"model, other options or another version; plan anew, with options={{'save': ...}}"
+    )

@@ -1,0 +1,31 @@
+"""The schedule of one graph: what was decided, in which order it runs, and what that comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from undertow.program import Program, Timeline
+from undertow.schedule.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which graph this is, and what its inputs mean for memory."""
+
+    label: str
+    donated: frozenset[str] = frozenset()  # inputs that are freed after their last use
+    resident_nbytes: int = 0  # held meanwhile by others: counts against an absolute limit
+
+
+@dataclass
+class Scheduled:
+    """One graph in the order in which it runs, and what is known of that."""
+
+    part: Part
+    module: fx.GraphModule
+    program: Program | None = None  # as it runs; None: of a graph that could not be understood
+    captured: Program | None = None  # as it was captured
+    predicted: Timeline | None = None  # None: of a graph without collectives
+    plan: Plan | None = None
