@@ -1,0 +1,58 @@
+"""`undertow train` and its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run
+from undertow.cli.train import losses_agree
+from undertow.cli.train_worker import Setup
+from undertow.cli.training import Place, Team, TrainingError
+
+MODEL = {"vocab": 64, "width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "hidden": 32}
+
+
+def setup(**changes: Any) -> Setup:
+    fields = {
+        "variant": "compute", "rank": 0, "world": 1, "store": "", "model": MODEL, "batch": 2,
+        "seq": 8, "options": {},
+    }  # fmt: skip
+    return Setup(**(fields | changes))
+
+
+@pytest.mark.slow
+def test_a_team_trains_and_is_gone_afterwards() -> None:
+    with Team([setup()], [Place()]) as team:
+        (answer,) = team.steps(3)
+        (worker,) = team._workers
+    assert answer["losses"][0] > answer["losses"][-1]
+    assert len(answer["seconds"]) == 3
+    assert answer["peak_nbytes"] > 0
+    assert worker.poll() is not None
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_says_why() -> None:
+    wrong = setup(model={"width": 16})
+    team = Team([wrong], [Place()])
+    with pytest.raises(TrainingError, match=r"rank 0 of 'compute' failed(.|\n)*missing"):
+        team.__enter__()
+
+
+@pytest.mark.slow
+def test_two_ranks_of_ours_and_of_pytorch_have_the_same_losses(undertow: Run) -> None:
+    result = undertow("train", "--steps", "1", "--rounds", "1", "--json")
+    assert result.code == 0, result.err
+    assert result.json["losses_agree"] is True
+    assert result.json["variants"]["undertow fsdp"]["measured"]["communication_ns"] > 0
+
+
+def test_losses_that_differ_are_noticed() -> None:
+    same: dict[str, Any] = {
+        name: {"losses": [2.0, 1.0]} for name in ("ddp", "undertow ddp", "fsdp2", "undertow fsdp")
+    }
+    assert losses_agree(same)
+    same["undertow fsdp"] = {"losses": [2.0, 1.01]}
+    assert not losses_agree(same)

@@ -1,0 +1,124 @@
+"""`undertow train`: a small Llama on two local processes, PyTorch's own ways against ours."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from undertow.cli.app import subcommand
+from undertow.cli.output import show, show_json
+from undertow.cli.pricing import JsonOption
+from undertow.cli.train_worker import Setup
+from undertow.cli.training import Place, Team, free_port
+from undertow.units import format_nbytes, format_ns
+
+app = subcommand()
+
+VARIANTS = ("ddp", "undertow ddp", "fsdp2", "undertow fsdp")
+_MODEL = {"vocab": 2048, "width": 192, "layers": 4, "heads": 6, "kv_heads": 6, "hidden": 512}
+_SAME = 1e-4  # relative: two ways to add up the same gradients
+_WARM = 3  # steps before those that count; of ours the last one is measured
+
+
+@app.command("train")
+def command(
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps of each round.", min=1)] = 5,
+    rounds: Annotated[
+        int, typer.Option(metavar="N", help="How often each variant takes its turn.", min=1)
+    ] = 3,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write modules, Plans and Timelines of our graphs here."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a small Llama on two local processes, PyTorch's own ways and ours.
+
+    Two gloo ranks of one thread each; the variants take turns, so that all see the same noise.
+    Prints step times, the communication that stayed exposed in a measured step, and whether the
+    losses agree.
+    """
+    results = train(steps, rounds, out)
+    if json:
+        show_json({"variants": results, "losses_agree": losses_agree(results)})
+        return
+    show(_report(results))
+
+
+def train(steps: int, rounds: int, out: Path | None) -> dict[str, Any]:
+    """Per variant: seconds of every step, losses, peak memory and measured totals of rank 0."""
+    with contextlib.ExitStack() as stack:
+        teams = {variant: stack.enter_context(_team(variant, out)) for variant in VARIANTS}
+        found: dict[str, Any] = {variant: {"seconds": [], "losses": []} for variant in VARIANTS}
+        for variant, team in teams.items():
+            found[variant]["losses"] += team.steps(_WARM)[0]["losses"]
+        for _ in range(rounds):
+            for variant, team in teams.items():
+                answer = team.steps(steps)[0]
+                found[variant]["seconds"] += answer["seconds"]
+                found[variant]["losses"] += answer["losses"]
+                found[variant]["peak_nbytes"] = answer["peak_nbytes"]
+                found[variant]["measured"] = answer["measured"]
+    return found
+
+
+def _team(variant: str, out: Path | None) -> Team:
+    store = f"127.0.0.1:{free_port()}"
+    options: dict[str, Any] = {"timeline": _WARM, "memory": "+10%"}
+    if out is not None:
+        options["report"] = str(out / variant.replace(" ", "_"))
+    setups = [Setup(variant, rank, 2, store, _MODEL, 4, 64, options) for rank in range(2)]
+    return Team(setups, [Place((), {"GLOO_SOCKET_IFNAME": _loopback()})] * 2)
+
+
+def _loopback() -> str:
+    import socket
+
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), names[0])
+
+
+def losses_agree(results: dict[str, Any]) -> bool:
+    """Whether every variant has the same losses, step by step."""
+    first = results[VARIANTS[0]]["losses"]
+    return all(
+        abs(a - b) <= _SAME * abs(a)
+        for entry in results.values()
+        for a, b in zip(first, entry["losses"], strict=True)
+    )
+
+
+def _report(results: dict[str, Any]) -> Iterator[RenderableType]:
+    yield Text("A small Llama on two gloo ranks of this machine", style="bold")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variant")
+    for title in ("step", "shortest", "exposed", "last loss", "peak memory"):
+        table.add_column(title, justify="right")
+    for variant, entry in results.items():
+        measured = entry["measured"].get("exposed_ns")
+        table.add_row(
+            variant,
+            _time(statistics.median(entry["seconds"])),
+            _time(min(entry["seconds"])),
+            "" if measured is None else format_ns(measured),
+            f"{entry['losses'][-1]:.6f}",
+            format_nbytes(entry["peak_nbytes"]),
+        )
+    yield table
+    count = len(results[VARIANTS[0]]["losses"])
+    if losses_agree(results):
+        yield Text(f"The losses of all variants agree, in each of {count} steps.")
+    else:
+        yield Text("The losses differ: one of these variants computes something else.", style="red")
+
+
+def _time(seconds: float) -> str:
+    return format_ns(round(seconds * 1e9))
