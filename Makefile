@@ -19,7 +19,7 @@ help: ## list the targets
 
 demo: $(VENV)/.run ## set up, then show what undertow does
 	$(BIN)/undertow demo
-	$(BIN)/undertow train
+	$(BIN)/undertow train --html training.html
 
 test: $(VENV)/.test ## set up, then run all tests
 	scripts/debian.sh $(TEST_PACKAGES)

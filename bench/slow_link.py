@@ -196,6 +196,9 @@ def main() -> None:
     names = list(MODELS)[:1] if chosen.quick else list(MODELS)
     ratios = (1.0,) if chosen.quick else RATIOS
     count, steps = (3, 3) if chosen.quick else (7, 4)
+    if os.geteuid():
+        print("skipped: this benchmark makes network namespaces; run it as root")
+        return
     with slow_link() as link:
         results = [
             compare(link, name, ratio, variants, count, steps) for name in names for ratio in ratios

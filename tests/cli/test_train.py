@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,11 +43,15 @@ def test_a_worker_that_fails_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_of_ours_and_of_pytorch_have_the_same_losses(undertow: Run) -> None:
-    result = undertow("train", "--steps", "1", "--rounds", "1", "--json")
+def test_two_ranks_of_ours_and_of_pytorch_have_the_same_losses(
+    undertow: Run, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    result = undertow("train", "--steps", "1", "--rounds", "1", "--html", page, "--json")
     assert result.code == 0, result.err
     assert result.json["losses_agree"] is True
     assert result.json["variants"]["undertow fsdp"]["measured"]["communication_ns"] > 0
+    assert "measured, rank1" in page.read_text()
 
 
 def test_losses_that_differ_are_noticed() -> None:

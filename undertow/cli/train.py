@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +15,20 @@ from rich.table import Table
 from rich.text import Text
 
 from undertow.cli.app import subcommand
-from undertow.cli.output import show, show_json
+from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.cli.train_worker import Setup
 from undertow.cli.training import Place, Team, free_port
+from undertow.program.serialize import load_json, timeline_from_json
+from undertow.report.page import Track, write_page
 from undertow.units import format_nbytes, format_ns
 
 app = subcommand()
 
 VARIANTS = ("ddp", "undertow ddp", "fsdp2", "undertow fsdp")
 _MODEL = {"vocab": 2048, "width": 192, "layers": 4, "heads": 6, "kv_heads": 6, "hidden": 512}
+_TITLE = "A small Llama on two gloo ranks of this machine"
+_SHOWN = "undertow fsdp"
 _SAME = 1e-4  # relative: two ways to add up the same gradients
 _WARM = 3  # steps before those that count; of ours the last one is measured
 
@@ -38,6 +43,10 @@ def command(
         Path | None,
         typer.Option(metavar="DIR", help="Write modules, Plans and Timelines of our graphs here."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page: a step of ours, predicted and measured."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Train a small Llama on two local processes, PyTorch's own ways and ours.
@@ -46,14 +55,36 @@ def command(
     Prints step times, the communication that stayed exposed in a measured step, and whether the
     losses agree.
     """
-    results = train(steps, rounds, out)
+    check_outputs(html)
+    with tempfile.TemporaryDirectory() as own:
+        folder = Path(own) if out is None else out
+        results = train(steps, rounds, folder)
+        if html is not None:
+            write_page(html, _tracks(folder), title=_TITLE, subtitle=f"{_SHOWN}, backward")
     if json:
         show_json({"variants": results, "losses_agree": losses_agree(results)})
         return
     show(_report(results))
 
 
-def train(steps: int, rounds: int, out: Path | None) -> dict[str, Any]:
+def _tracks(folder: Path) -> list[Track]:
+    """Backward of one of our variants: as predicted, and as each rank measured it."""
+    place = folder / _folder(_SHOWN)
+    tracks = []
+    for kind in ("predicted", "measured"):
+        for path in sorted(place.glob(f"*.backward.rank*.{kind}.json")):
+            rank = path.name.split(".")[2]
+            if kind == "predicted" and rank != "rank0":
+                continue  # they are all the same
+            tracks.append(Track(f"{kind}, {rank}", timeline_from_json(load_json(path))))
+    return tracks
+
+
+def _folder(variant: str) -> str:
+    return variant.replace(" ", "_")
+
+
+def train(steps: int, rounds: int, out: Path) -> dict[str, Any]:
     """Per variant: seconds of every step, losses, peak memory and measured totals of rank 0."""
     with contextlib.ExitStack() as stack:
         teams = {variant: stack.enter_context(_team(variant, out)) for variant in VARIANTS}
@@ -70,11 +101,10 @@ def train(steps: int, rounds: int, out: Path | None) -> dict[str, Any]:
     return found
 
 
-def _team(variant: str, out: Path | None) -> Team:
+def _team(variant: str, out: Path) -> Team:
     store = f"127.0.0.1:{free_port()}"
-    options: dict[str, Any] = {"timeline": _WARM, "memory": "+10%"}
-    if out is not None:
-        options["report"] = str(out / variant.replace(" ", "_"))
+    report = str(out / _folder(variant))
+    options = {"timeline": _WARM, "memory": "+10%", "report": report}
     setups = [Setup(variant, rank, 2, store, _MODEL, 4, 64, options) for rank in range(2)]
     return Team(setups, [Place((), {"GLOO_SOCKET_IFNAME": _loopback()})] * 2)
 
@@ -97,7 +127,7 @@ def losses_agree(results: dict[str, Any]) -> bool:
 
 
 def _report(results: dict[str, Any]) -> Iterator[RenderableType]:
-    yield Text("A small Llama on two gloo ranks of this machine", style="bold")
+    yield Text(_TITLE, style="bold")
     table = Table(box=None, pad_edge=False)
     table.add_column("variant")
     for title in ("step", "shortest", "exposed", "last loss", "peak memory"):
