@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -76,6 +76,32 @@ def measure_links(program: Program, device: torch.device) -> Mapping[str, Curve]
     """Time the collectives of `program` on the links of this job."""
     lines = list(links.lines_of(program).items())
     return links.curves(lines, links.time_lines(lines, device))
+
+
+def slowed(
+    curves: Mapping[str, Curve], program: Program, wires: Sequence[Mapping[int, int]]
+) -> dict[str, Curve]:
+    """The curves as collectives ran beside compute, on ranks that are not always there at once.
+
+    `wires` are what the collectives of `program` took in some runs. Alone on its link one takes
+    less: the whole of what they took against the whole of what the curves say is the factor.
+    """
+    alone = beside = 0
+    for wire in wires:
+        for start, ns in wire.items():
+            task = program.tasks[start]
+            work = task.work
+            assert isinstance(work, Collective)
+            group = program.streams[task.stream].name
+            curve = curves.get(str(links.Line(group, work.kind, work.dtype)))
+            if curve is not None and work.nbytes:
+                alone, beside = alone + curve.at(work.nbytes), beside + ns
+    if beside <= alone:
+        return dict(curves)
+    return {
+        name: Curve.of([(n, ns * beside // alone) for n, ns in zip(c.nbytes, c.ns, strict=True)])
+        for name, c in curves.items()
+    }
 
 
 def agree_on_costs(measured: Measured, program: Program, key: str, timeout: float) -> Measured:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from undertow.backend.artefacts import leave_timeline
-from undertow.backend.costs import Measured, agree_on_costs, keep_costs, measure_links
+from undertow.backend.costs import Measured, agree_on_costs, keep_costs, measure_links, slowed
 from undertow.backend.options import BackendOptions
 from undertow.backend.scheduled import Scheduled
 from undertow.codegen.load import Run, load_module
@@ -42,18 +42,20 @@ class Runner:
         self._again = again  # schedules anew with measured costs; None: not asked for, or done
         self._calls = 0
         self._seen: list[Timeline] = []
+        self._wires: list[dict[int, int]] = []
         self._measured_run: Run | None = None
 
     def call(self, args: list[Any]) -> Any:
         self._calls += 1
         if self._again is not None and self._calls > 1:  # the first call warms up
             if len(self._seen) < max(self._options.measure_steps, 1):
-                result, timeline = self._measure(args)
+                result, timeline, wires = self._measure(args)
                 self._seen.append(timeline)
+                self._wires.append(wires)
                 return result
             self._schedule_again(_device_of(args))
         if self._calls == self._options.timeline:
-            result, timeline = self._measure(args)
+            result, timeline, _ = self._measure(args)
             label = self.scheduled.part.label
             measured_timelines[label] = timeline
             if self.scheduled.predicted is not None:
@@ -62,7 +64,7 @@ class Runner:
             return result
         return self._run(args)
 
-    def _measure(self, args: list[Any]) -> tuple[Any, Timeline]:
+    def _measure(self, args: list[Any]) -> tuple[Any, Timeline, dict[int, int]]:
         program = self.scheduled.program
         assert program is not None
         recorder = Recorder(program, _device_of(args))
@@ -70,7 +72,8 @@ class Runner:
         run = load_module(self._measured_module(program), self.scheduled.part.label, clock)
         recorder.begin()
         result = run(args)
-        return result, recorder.timeline()
+        timeline = recorder.timeline()
+        return result, timeline, recorder.wire_ns(timeline)
 
     def _measured_module(self, program: Program) -> Any:
         label = f"{self.scheduled.part.label}, measured"
@@ -83,12 +86,15 @@ class Runner:
         assert self._again is not None
         assert self.scheduled.captured is not None
         captured = self.scheduled.captured
-        measured = Measured(own_ns(self._seen), measure_links(captured, device))
+        program = self.scheduled.program
+        assert program is not None
+        curves = slowed(measure_links(captured, device), program, self._wires)
+        measured = Measured(own_ns(self._seen), curves)
         label = self.scheduled.part.label
         measured = agree_on_costs(measured, captured, label, self._options.timeout)
         keep_costs(captured, measured)
         self.scheduled, self._run = self._again(measured)
-        self._again, self._seen = None, []
+        self._again, self._seen, self._wires = None, [], []
 
 
 def _device_of(args: list[Any]) -> torch.device:

@@ -73,6 +73,11 @@ class Recorder:
             self._works.pop(key, None)
         return tensor
 
+    def wire_ns(self, timeline: Timeline) -> dict[int, int]:
+        """What the collectives took whose end was seen, by their start."""
+        ends = [(task, timeline.end[task] - timeline.begin[task]) for task in self._done]
+        return {task: int(ns) for task, ns in sorted(ends) if ns > 0}
+
     def timeline(self) -> Timeline:
         """What was seen, in nanoseconds since the run began."""
         program = self.program
