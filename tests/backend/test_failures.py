@@ -26,6 +26,10 @@ Case = Callable[[int, Path], Any]
 
 def step(options: dict[str, Any], layers: int = 2) -> float:
     """One compiled step of a small model, DDP, on this rank."""
+    return compiled_step(options, layers)()
+
+
+def compiled_step(options: dict[str, Any], layers: int = 2) -> Callable[[], float]:
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -38,9 +42,13 @@ def step(options: dict[str, Any], layers: int = 2) -> float:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers)))
     parallelize(model, Mesh({"dp": dist.get_world_size()}), "ddp")
     run = torch.compile(model, backend=undertow, options={"timeout": TIMEOUT} | options)
-    loss = run(torch.ones(2, 8)).square().mean()
-    loss.backward()
-    return float(loss)
+
+    def once() -> float:
+        loss = run(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        return float(loss)
+
+    return once
 
 
 def _rank(case: Case, rank: int, world: int, folder: Path, pipe: Connection) -> None:
@@ -122,16 +130,19 @@ def test_a_rank_that_is_late_is_named(tmp_path: Path) -> None:
 
 
 def killed(rank: int, folder: Path) -> float:
-    step({})
+    """Both are compiled; then one ends before its backward, for which the other waits."""
+    run = compiled_step({})
+    run()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return step({})
+    return run()
 
 
 def test_a_rank_that_is_killed_ends_the_others_with_an_error(tmp_path: Path) -> None:
     first, second = outcomes(killed, tmp_path)
     assert second == ("killed", -signal.SIGKILL)
     assert first[0] not in ("ok", "hangs", "killed")
+    assert "another rank has failed or left" in first[1]
 
 
 def different_plans(rank: int, folder: Path) -> float:

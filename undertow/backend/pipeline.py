@@ -62,7 +62,7 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     _log.info("%s: %s", part.label, told)
     is_new = options.is_measuring and measured is None and scheduled.plan is not None
     if not is_new and not (options.timeline and scheduled.program is not None):
-        return _boxed(run)
+        return _boxed(run, part, scheduled.program)
 
     def again(costs: Measured) -> tuple[Scheduled, Run]:
         anew = schedule(pristine, part, options, costs)
@@ -70,7 +70,8 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
         agree_on(anew.program, options.timeout)
         return anew, _write(anew, options)
 
-    return _boxed(Runner(scheduled, run, options, again if is_new else None).call)
+    runner = Runner(scheduled, run, options, again if is_new else None)
+    return _boxed(runner.call, part, scheduled.program)
 
 
 def _kept(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Measured | None:
@@ -114,11 +115,22 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
     return load_module(written, label), written.source
 
 
-def _boxed(run: Run) -> Run:
-    """Marked as taking its inputs in a list that it empties, so that nobody else holds them."""
+def _boxed(run: Run, part: Part, program: Program | None) -> Run:
+    """Marked as taking its inputs in a list that it empties, so that nobody else holds them. Where
+    it communicates, an error says that it may be another rank's."""
+    starts = 0 if program is None else len(program.starts)
 
     def boxed(args: list[Any]) -> Any:
-        return run(args)
+        try:
+            return run(args)
+        except RuntimeError as error:
+            if starts:
+                error.add_note(
+                    f"undertow: this came up in {part.label}, which runs {starts} collectives; if "
+                    "it is about a connection or a time limit, another rank has failed or left, "
+                    "and its own error says why"
+                )
+            raise
 
     boxed._boxed_call = True  # type: ignore[attr-defined]
     return boxed

@@ -139,13 +139,15 @@ def _forget_peak() -> None:
 
 
 def _measured() -> dict[str, int]:
-    """Totals over the measured Timelines of our graphs, where some were asked for."""
+    """Totals over the measured Timelines of our graphs, where some were asked for; over those for
+    which there is a prediction (those with collectives), and over the predictions."""
     if "undertow.backend.runner" not in sys.modules:
         return {}
     from undertow.backend.runner import measured_timelines, predicted_timelines
 
     names = ("total_ns", "compute_ns", "communication_ns", "exposed_ns")
-    kinds = {"": measured_timelines, "predicted_": predicted_timelines}
+    paired = {label: measured_timelines[label] for label in predicted_timelines}
+    kinds = {"": measured_timelines, "paired_": paired, "predicted_": predicted_timelines}
     return {
         kind + name: sum(getattr(timeline, name) for timeline in found.values())
         for kind, found in kinds.items()
