@@ -179,6 +179,7 @@ def test_the_generated_modules_are_written_where_the_environment_says(
         ({"codegen": "atne"}, "unknown codegen 'atne'; did you mean 'aten'"),
         ({"memory": 3}, "'memory' is 3; give a Limits"),
         ({"merge": "yes"}, "'merge' is 'yes'; give True or False"),
+        ({"split": 1}, "'split' is 1; give True or False"),
         ({"timeout": 0}, "'timeout' is 0; give seconds"),
         ({"timeline": -1}, "'timeline' is -1; give a whole number"),
         ({"plan": 7}, "'plan' is 7; give a path"),

@@ -34,6 +34,7 @@ class BackendOptions:
     cluster: Cluster | str | None = None  # None: guessed from the job; "measure": timed as it runs
     memory: Limits = field(default_factory=Limits)  # also as text: "70GiB", "+5%", "none"
     merge: Merge = True  # whether collectives may run as one; or how: "coalesced", "copied"
+    split: bool = False  # whether work may be cut into pieces to start communication sooner
     plan: Path | None = None  # a Plan, or a folder of them: applied instead of solving
     save: Path | None = None  # a folder: Plans are written there
     report: Path | None = None  # a folder: Programs and Timelines, predicted and measured
@@ -97,6 +98,12 @@ def _path(name: str, value: Any) -> Path | None:
     raise OptionError(f"the option {name!r} is {value!r}; give a path")
 
 
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise OptionError(f"the option {name!r} is {value!r}; give True or False")
+
+
 def _merge(name: str, value: Any) -> Merge:
     if isinstance(value, bool) or value in get_args(How):
         return cast(Merge, value)
@@ -132,6 +139,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "cluster": _cluster,
     "memory": _memory,
     "merge": _merge,
+    "split": _flag,
     "plan": _path,
     "save": _path,
     "report": _path,

@@ -24,21 +24,19 @@ from undertow.backend.scheduled import Part, Scheduled
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_module
 from undertow.cost.cluster import Cluster
-from undertow.cost.price import price, repricer
+from undertow.cost.price import price
 from undertow.errors import OrderError, ProgramError
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import convert
-from undertow.graph.copies import block_copies
 from undertow.graph.nodes import name_modules
-from undertow.graph.rewrite import rewrite
-from undertow.graph.schedule_graph import decide, sources_of
+from undertow.graph.schedule_graph import schedule_nodes, sources_of
 from undertow.program import Program, simulate
 from undertow.program.serialize import load_json
 from undertow.progress import Clock
 from undertow.runtime import job
 from undertow.runtime.notices import counts, say_once
 from undertow.schedule.limits import Limits
-from undertow.schedule.plan import Plan, apply_plan, program_digest
+from undertow.schedule.plan import Plan, program_digest
 
 _log = logging.getLogger(__name__)
 
@@ -140,39 +138,31 @@ def schedule(
     gm: fx.GraphModule, part: Part, options: BackendOptions, measured: Measured | None = None
 ) -> Scheduled:
     """Decide on the graph's Program and write the decision back, in place."""
-    block_copies(gm.graph)
     try:
-        converted = convert(gm.graph, name=part.label, donated=part.donated)
+        captured = convert(gm.graph, name=part.label, donated=part.donated).program
     except ProgramError as error:
         return _unscheduled(gm, part, error)
-    captured = converted.program
     if not captured.starts:
         return Scheduled(part, gm, captured, captured)
     cluster = _cluster(options)
     fuses = options.codegen == "native" and loop_compiler() is not None
     own = () if measured is None else (measured.source(captured),)
-    if options.plan is not None:
-        plan = _plan_for(captured, options.plan, part.label)
-        sources = (*sources_of(converted, options.estimate), *own)
-        merged, order = apply_plan(captured, plan, repricer(cluster, sources))
-    else:
-        limits = _limits(options.memory, part)
-        agree = None if options.estimate is None else agree_on_estimates(captured, options.timeout)
-        solution = decide(
-            converted,
-            cluster,
-            options.estimate,
-            limits,
-            options.merge,
-            agree,
-            measured=own,
-            fuses=fuses,
-        )
-        plan, merged, order = solution.plan, solution.merged, solution.order
-    rewrite(converted, merged, order)
+    plan = schedule_nodes(
+        gm.graph,
+        cluster=cluster,
+        estimate=options.estimate,
+        limits=_limits(options.memory, part),
+        plan=None if options.plan is None else _plan_for(captured, options.plan, part.label),
+        merge=options.merge,
+        split=options.split or options.plan is not None,  # as a given Plan has it
+        donated=part.donated,
+        agree=None if options.estimate is None else agree_on_estimates(captured, options.timeout),
+        measured=own,
+        fuses=fuses,
+    )
     gm.recompile()
     running = convert(gm.graph, name=part.label, donated=part.donated)
-    sources = (*sources_of(running, options.estimate), *own)
+    sources = (*sources_of(running, options.estimate, cluster), *own)
     program = price(running.program, cluster, sources, regions=fuses).program
     return Scheduled(part, gm, program, captured, simulate(program), plan)
 

@@ -58,6 +58,13 @@ def compile_through_inductor(
             leave_module(options.show, part, write_module(gm, title(part, program, None)).source)
 
     scheduling = UndertowPass(
-        cluster, options.estimate, options.memory, options.merge, None, pin=True, after=scheduled
+        cluster,
+        options.estimate,
+        options.memory,
+        options.merge,
+        None,
+        pin=True,
+        split=options.split,
+        after=scheduled,
     )
     return compile_with_inductor(gm, inputs, scheduling)

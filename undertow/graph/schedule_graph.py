@@ -119,8 +119,11 @@ def schedule_nodes(
     agree: Agree | None = None,
     manual: Sequence[Entry] = (),
     module_of: ModuleOf | None = None,
+    measured: Sequence[Source] = (),
+    fuses: bool = True,
 ) -> Plan:
-    """`schedule_graph` for a graph without its module."""
+    """`schedule_graph` for a graph without its module. `measured` sources are asked after
+    `estimate` and before the model; `fuses` says that pointwise work will run fused."""
     block_copies(graph)
     converted = convert(graph, groups, donated=donated, module_of=module_of)
     may_split = split and not manual and (plan is None or bool(plan.splits))
@@ -131,7 +134,18 @@ def schedule_nodes(
         merged, order = apply_plan(converted.program, plan, _as_it_is, divided)
         _write_back(converted, work, divided, merged, order)
         return plan
-    solution = decide(converted, cluster, estimate, limits or Limits(), merge, agree, manual, work)
+    solution = decide(
+        converted,
+        cluster,
+        estimate,
+        limits or Limits(),
+        merge,
+        agree,
+        manual,
+        work,
+        measured,
+        fuses,
+    )
     if converted.program.starts:
         _write_back(converted, work, solution.divided, solution.merged, solution.order)
     return solution.plan
@@ -163,8 +177,7 @@ def decide(
     fuses: bool = True,
 ) -> Solution:
     """Price and solve the Program of a graph; the graph stays as it is. `work` is what may be
-    split, None for nothing. What was `measured` is asked after `estimate` and before the model;
-    `fuses` says that pointwise work will run fused."""
+    split, None for nothing."""
     program = converted.program
     if cluster is None:
         cluster = _cluster_for(program)
