@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -163,6 +165,31 @@ def test_wrappers_of_a_process_without_them_are_not_seen() -> None:
     assert not torch_api.uses_python_reducer()
     with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
         assert torch_api.uses_python_reducer()
+
+
+def test_groups_are_found_by_name_and_a_job_that_talks_to_nobody_has_no_store() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=torch_api.fake_store())
+    try:
+        world = dist.group.WORLD
+        assert world is not None
+        assert torch_api.process_group(world.group_name) is world
+        assert torch_api.job_store() is None
+    finally:
+        dist.destroy_process_group()
+
+
+def test_modules_that_were_fully_sharded_are_seen() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=torch_api.fake_store())
+    try:
+        module = fully_shard(torch.nn.Linear(2, 2), mesh=init_device_mesh("cpu", (2,)))
+        assert torch_api.has_fully_sharded_modules()
+        del module
+        gc.collect()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_backward_is_recorded_as_one_graph() -> None:

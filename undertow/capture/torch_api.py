@@ -7,6 +7,7 @@ imported, and `tests/capture/test_torch_api.py` has a test for each symbol.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -146,6 +147,8 @@ def uses_python_reducer() -> bool:
 
 def has_fully_sharded_modules() -> bool:
     """Whether this process has modules that `fully_shard` (FSDP2) was applied to."""
+    if "torch.distributed.fsdp" not in sys.modules:  # nobody can have called it
+        return False
     from torch.distributed import _composable_state
     from torch.distributed.fsdp import FSDPModule
 
