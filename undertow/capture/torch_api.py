@@ -51,6 +51,7 @@ __all__ = [
     "node_sequence_number",
     "process_group",
     "ranks_of_group",
+    "registered_decompositions",
     "sequence_number",
     "storage_key",
     "uses_python_reducer",
@@ -215,3 +216,10 @@ def storage_key(tensor: torch.Tensor) -> int:
     """What tensors that share a storage have in common, for as long as one of them lives."""
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def registered_decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's own formulas for operators in terms of others, by overload."""
+    from torch._decomp import decomposition_table
+
+    return dict(decomposition_table)

@@ -1,0 +1,179 @@
+"""Compiling generated C++ and keeping what was built.
+
+A unit is named by the hash of its text, the compiler and the flags, so equal units are built once
+and a warm start compiles nothing. Many processes may build at once: each writes a file of its own
+and renames it. A file is loaded only if it belongs to us and is what was written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from undertow.cache import cache_dir
+from undertow.errors import UndertowError
+
+_log = logging.getLogger(__name__)
+FLAGS = (
+    "-shared",
+    "-fPIC",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fopenmp-simd",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-std=c++17",
+)
+TIMEOUT = 600  # seconds
+
+
+class NoCompilerError(UndertowError):
+    """There is no C++ compiler on this machine."""
+
+
+class BuildError(UndertowError):
+    """The compiler refused what was generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    command: tuple[str, ...]
+    version: str
+    flags: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return "\0".join((*self.command, self.version, *self.flags))
+
+
+@functools.cache
+def find_compiler() -> Compiler:
+    """The C++ compiler to use: $CXX, g++, clang++, or the one in the ziglang package."""
+    tried = []
+    for command in _candidates():
+        try:
+            answer = subprocess.run(
+                [*command, "--version"], capture_output=True, text=True, timeout=30, check=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            tried.append(f"{shlex.join(command)} ({error})")
+            continue
+        version = answer.stdout.splitlines()[0] if answer.stdout else "unknown"
+        return Compiler(command, version, (*FLAGS, *_host_flags()))
+    extra = f" (tried {', '.join(tried)})" if tried else ""
+    raise NoCompilerError(
+        f"no C++ compiler was found{extra}: install g++ or clang++, name one in $CXX, "
+        "or install the Python package ziglang"
+    )
+
+
+def _candidates() -> list[tuple[str, ...]]:
+    own = os.environ.get("CXX")
+    found = [tuple(shlex.split(own))] if own else []
+    found += [(path,) for name in ("g++", "clang++") if (path := shutil.which(name))]
+    if importlib.util.find_spec("ziglang") is not None:
+        found.append((sys.executable, "-m", "ziglang", "c++"))
+    return found
+
+
+def _host_flags() -> tuple[str, ...]:
+    """Full vectors where the host has 512-bit ones; compilers hold back by default."""
+    try:
+        wide = "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        wide = False
+    return ("-mprefer-vector-width=512",) if wide else ()
+
+
+@functools.cache
+def prelude() -> str:
+    return (files("undertow.codegen") / "prelude.h").read_text(encoding="utf-8")
+
+
+def build(text: str) -> ctypes.CDLL:
+    """The shared library of a unit, from the cache if it has been built before."""
+    compiler = find_compiler()
+    whole = prelude() + "\n" + text
+    digest = hashlib.sha256(f"{compiler.key}\0{_host()}\0{whole}".encode()).hexdigest()[:40]
+    path = _room() / f"{digest}.so"
+    if not _is_good(path):
+        _compile(compiler, whole, path)
+    return ctypes.CDLL(str(path))
+
+
+@functools.cache
+def _host() -> str:
+    """What -march=native means here, so that a shared cache is not used on another machine."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return os.uname().machine
+    wanted = [line for line in lines[:40] if line.startswith(("model name", "flags"))]
+    return "\n".join(wanted)
+
+
+def _room() -> Path:
+    try:
+        path = cache_dir() / "kernels"
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        path = Path(_private_folder())
+        _log.warning("kernels are not kept, the cache cannot be written: %s", error)
+    return path
+
+
+@functools.cache
+def _private_folder() -> str:
+    return tempfile.mkdtemp(prefix="undertow-kernels-")
+
+
+def _is_good(path: Path) -> bool:
+    """Whether a built file is there, is ours, and is whole."""
+    try:
+        status = path.stat()
+        expected = path.with_suffix(".sha256").read_text(encoding="ascii")
+        content = path.read_bytes()
+    except (OSError, UnicodeDecodeError):
+        return False
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        _log.warning("ignoring %s, which belongs to another user", path)
+        return False
+    if hashlib.sha256(content).hexdigest() != expected:
+        _log.warning("ignoring %s, which is not what was built", path)
+        return False
+    return True
+
+
+def _compile(compiler: Compiler, whole: str, path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+        source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
+        source.write_text(whole, encoding="utf-8")
+        command = [*compiler.command, *compiler.flags, str(source), "-o", str(built)]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BuildError(f"{shlex.join(command)} did not run: {error}") from error
+        if answer.returncode:
+            raise BuildError(
+                f"{compiler.version} refused the generated code:\n{answer.stderr[:4000]}"
+            )
+        digest = Path(folder) / "unit.sha256"
+        digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest(), encoding="ascii")
+        # the sum first: a file without its sum is built again, one with a stale sum too
+        digest.replace(path.with_suffix(".sha256"))
+        built.replace(path)

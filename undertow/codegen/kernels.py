@@ -1,0 +1,144 @@
+"""Compile a graph of ATen calls to kernels of our own: `compile_graph`."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from undertow.codegen.cpp_build import build
+from undertow.codegen.kernels_module import Module, write_module
+from undertow.codegen.kernels_plan import Launch, Schedule, schedule
+from undertow.codegen.kernels_runtime import Workspaces, fit
+from undertow.codegen.kernels_unit import segments, unit_text
+from undertow.errors import UndertowError
+from undertow.loops.fuse import Refusal, fuse
+from undertow.loops.lower import lower_graph
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class CompiledGraph:
+    """A graph that runs on our kernels. Call it with the graph's inputs.
+
+    `cpp` and `python` are the generated texts, `fallbacks` the ATen calls that remain, by name, and
+    `refusals` why nests were not fused.
+    """
+
+    run: Callable[..., list[Any]]
+    workspaces: Workspaces
+    cpp: str
+    python: str
+    fallbacks: dict[str, int]
+    refusals: list[Refusal]
+    kernels: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    arena_nbytes: int = 0
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return self.boxed(list(args))
+
+    def boxed(self, args: list[Any]) -> list[Any]:
+        """Run on a list of inputs, which is emptied so that they can be freed on the way."""
+        workspace = self.workspaces.take()
+        try:
+            return self.run(args, workspace.table, workspace.views)
+        finally:
+            self.workspaces.give(workspace)
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: Any = ()) -> CompiledGraph:
+    """Compile a graph whose nodes carry `meta["val"]`, with sizes that are numbers.
+
+    The result is called with the graph's inputs and returns its outputs as a list. Raises
+    `NoCompilerError` where there is no C++ compiler and `DynamicShapesError` for symbolic sizes.
+    """
+    seconds: dict[str, float] = {}
+    clock = time.perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal clock
+        now = time.perf_counter()
+        seconds[name] = now - clock
+        clock = now
+
+    lowered = lower_graph(gm)
+    drop_dead(lowered)
+    lap("lower")
+    fused = fuse(lowered)
+    lap("fuse")
+    plan = schedule(lowered, fused)
+    lap("schedule")
+    cpp = unit_text(plan)
+    module = write_module(plan)
+    lap("write")
+    run = load(plan, module, cpp)
+    lap("build")
+    kernels = sum(1 for step in plan.steps if isinstance(step, Launch))
+    workspaces = Workspaces(plan.arena, module.slots, module.pointers, module.views)
+    return CompiledGraph(
+        run,
+        workspaces,
+        cpp,
+        module.text,
+        lowered.fallbacks,
+        fused.refusals,
+        kernels,
+        seconds,
+        plan.arena,
+    )
+
+
+def load(plan: Schedule, module: Module, cpp: str) -> Callable[..., list[Any]]:
+    """Build the C++ and make the Python function that calls it."""
+    names: dict[str, Any] = {
+        "torch": torch,
+        "empty": torch.empty_strided,
+        "as_strided": torch.as_strided,
+        "fit": fit,
+        "refuse": _refuse,
+        "bad_index": _bad_index,
+        **module.names,
+    }
+    runs = [segment for segment in segments(plan) if isinstance(segment, list)]
+    if runs:
+        library = build(cpp)
+        for k in range(len(runs)):
+            function = getattr(library, f"seg{k}")
+            function.restype = ctypes.c_long
+            names[f"seg{k}"] = function
+    exec(compile(module.text, "<undertow>", "exec"), names)
+    return names["run"]  # type: ignore[no-any-return]
+
+
+def drop_dead(lowered: Any) -> None:
+    """Remove nests whose results nobody reads."""
+    from undertow.codegen.kernels_plan import output_buffers
+    from undertow.loops.ir import Nest
+
+    live = output_buffers(lowered) | {b.number for b in lowered.buffers if b.kind == "input"}
+    kept = []
+    for step in reversed(lowered.steps):
+        if isinstance(step, Nest) and not any(number in live for number in step.writes):
+            continue
+        live.update(step.reads)
+        kept.append(step)
+    lowered.steps[:] = kept[::-1]
+
+
+def _refuse(tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
+    raise UndertowError(
+        f"an input that the graph writes to has strides {tensor.stride()}, not {strides}: "
+        "compile again for the new layout"
+    )
+
+
+def _bad_index() -> None:
+    raise IndexError("index out of range in a compiled graph")

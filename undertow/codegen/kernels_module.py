@@ -1,0 +1,224 @@
+"""The generated Python function that runs a graph: packs pointers, calls segments and ATen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from undertow.codegen.kernels_plan import Launch, Schedule, is_whole
+from undertow.codegen.kernels_unit import pointer_slots, segments
+from undertow.loops.dtypes import NBYTES, TORCH
+from undertow.loops.ir import Constant, Extern, View
+from undertow.loops.lower import OUT_VARIANTS, is_opaque, is_view, views_in
+
+_PLAIN = (int, float, bool, str, type(None))
+
+
+@dataclass(slots=True)
+class Module:
+    """The text of the function and what its names stand for."""
+
+    text: str
+    names: dict[str, Any]
+    views: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]]
+    pointers: dict[int, int]  # offsets in the arena by slot
+    slots: int
+
+
+def write_module(schedule: Schedule) -> Module:
+    return _Writer(schedule).write()
+
+
+@dataclass(slots=True)
+class _Writer:
+    schedule: Schedule
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    views: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    holders: set[int] = field(default_factory=set)  # buffers that are Python variables now
+
+    def write(self) -> Module:
+        schedule = self.schedule
+        lowered = schedule.lowered
+        self.slots = pointer_slots(schedule)
+        self.inputs()
+        run = 0
+        for segment in segments(schedule):
+            if isinstance(segment, list):
+                self.allocate(segment)
+                origins = " ".join(
+                    origin for at in segment for origin in self.launch(at).kernels[0].origins
+                )
+                self.put(f"if seg{run}(P): bad_index()  # {origins[:200]}")
+                run += 1
+                self.free(segment[-1], segment)
+            else:
+                step = schedule.steps[segment]
+                assert isinstance(step, Extern)
+                self.allocate([segment])
+                self.extern(step)
+                self.free(segment, [segment])
+        outputs = ", ".join(self.operand(item) for item in lowered.outputs)
+        self.put(f"return [{outputs}]")
+        arguments = "args, P, V"
+        text = f"def run({arguments}):\n" + "\n".join("    " + line for line in self.lines) + "\n"
+        pointers = {
+            slot: schedule.offsets[number]
+            for number, slot in self.slots.items()
+            if number in schedule.offsets
+        }
+        count = len(lowered.buffers)
+        for at, offset in schedule.scratch.items():
+            pointers[self.slots[count + at]] = offset
+        views = [(offset, sizes, strides, TORCH[tag]) for offset, sizes, strides, tag in self.views]
+        return Module(text, self.names, views, pointers, len(self.slots))
+
+    def launch(self, at: int) -> Launch:
+        step = self.schedule.steps[at]
+        assert isinstance(step, Launch)
+        return step
+
+    def put(self, line: str) -> None:
+        self.lines.append(line)
+
+    # -- tensors ----------------------------------------------------------------------------
+
+    def inputs(self) -> None:
+        lowered = self.schedule.lowered
+        used = self.schedule.last_use
+        returned = {view.buffer for view in views_in(lowered.outputs)}
+        names = []
+        for k, view in enumerate(lowered.inputs):
+            names.append(f"b{view.buffer}" if isinstance(view, View) else f"n{k}")
+        if names:
+            self.put(f"({', '.join(names)},) = args")
+            self.put("args.clear()")
+        written = {n for step in self.schedule.steps for n in step.writes}
+        for view in lowered.inputs:
+            if not isinstance(view, View) or (
+                view.buffer not in used and view.buffer not in returned
+            ):
+                continue
+            if view.dtype != "opaque":
+                change = "refuse" if view.buffer in written else "fit"
+                name = f"b{view.buffer}"
+                shape = f"{view.sizes}, {view.strides}"
+                self.put(
+                    f"if {name}.stride() != {view.strides}: {name} = {change}({name}, {shape})"
+                )
+            self.hold(view.buffer)
+        for number, tensor in lowered.constants.items():
+            self.names[f"b{number}"] = tensor
+            if number in self.slots:
+                self.put(f"P[{self.slots[number]}] = b{number}.data_ptr()")
+
+    def hold(self, number: int) -> None:
+        """A buffer has become a Python variable; kernels may want its address."""
+        self.holders.add(number)
+        if number in self.slots:
+            self.put(f"P[{self.slots[number]}] = b{number}.data_ptr()")
+
+    def allocate(self, steps: list[int]) -> None:
+        """Make the tensors that outlive the call, when they are first written."""
+        schedule = self.schedule
+        for at in steps:
+            for number in sorted(set(schedule.steps[at].writes)):
+                if number not in schedule.fresh or schedule.first_write[number] != at:
+                    continue
+                buffer = schedule.lowered.buffers[number]
+                dtype = f"torch.{str(TORCH[buffer.dtype]).partition('.')[2]}"
+                self.put(f"b{number} = empty({buffer.sizes}, {buffer.strides}, dtype={dtype})")
+                self.hold(number)
+
+    def free(self, at: int, steps: list[int]) -> None:
+        """Drop variables that nothing needs any more."""
+        schedule = self.schedule
+        returned = {view.buffer for view in views_in(schedule.lowered.outputs)}
+        dead = []
+        for step in steps:
+            for number in sorted({*schedule.steps[step].reads, *schedule.steps[step].writes}):
+                keep = number in returned or number in schedule.lowered.constants
+                if number in self.holders and not keep and schedule.last_use[number] <= at:
+                    dead.append(f"b{number}")
+                    self.holders.discard(number)
+        if dead:
+            self.put(f"del {', '.join(dead)}")
+
+    def operand(self, item: Any) -> str:
+        if isinstance(item, View):
+            return self.tensor(item)
+        if isinstance(item, Constant):
+            raise AssertionError("a constant that was not written out")
+        if type(item) is list or type(item) is tuple:
+            return "[" + ", ".join(self.operand(part) for part in item) + "]"
+        if isinstance(item, _PLAIN) and item == item and item not in (float("inf"), -float("inf")):
+            return repr(item)
+        name = f"c{len(self.names)}"
+        self.names[name] = item
+        return name
+
+    def tensor(self, view: View) -> str:
+        schedule = self.schedule
+        offset = schedule.offsets.get(view.buffer)
+        if offset is not None:
+            at = offset // NBYTES[view.dtype] + view.offset
+            key = (at, view.sizes, view.strides, view.dtype)
+            return f"V[{self.views.setdefault(key, len(self.views))}]"
+        name = f"b{view.buffer}"
+        if is_whole(view, schedule.lowered):
+            return name
+        start = f"{name}.storage_offset() + {view.offset}"
+        return f"as_strided({name}, {view.sizes}, {view.strides}, {start})"
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def extern(self, step: Extern) -> None:
+        target: Any = step.node.target
+        args = [self.operand(arg) for arg in step.args]
+        args += [f"{key}={self.operand(arg)}" for key, arg in step.kwargs.items()]
+        buffers = self.schedule.lowered.buffers
+        if step.out and step.outputs[0] is not None and buffers[step.outputs[0]].kind == "temp":
+            buffer = buffers[step.outputs[0]]
+            view = View(buffer.number, buffer.sizes, buffer.strides, 0, buffer.dtype)
+            call = self.function(OUT_VARIANTS[target])
+            self.put(f"{call}({', '.join(args)}, out={self.tensor(view)})")
+            return
+        call = f"{self.function(target)}({', '.join(args)})"
+        if not any(number is not None for number in step.outputs):
+            self.put(call)
+            return
+        if step.is_tuple:
+            self.put(f"r = {call}")
+            for k, number in enumerate(step.outputs):
+                if number is not None:
+                    self.result(step, number, f"r[{k}]")
+            self.put("del r")
+        else:
+            assert step.outputs[0] is not None
+            self.result(step, step.outputs[0], call)
+
+    def result(self, step: Extern, number: int, text: str) -> None:
+        buffer = self.schedule.lowered.buffers[number]
+        target: Any = step.node.target
+        if isinstance(target, torch._ops.OpOverload) and is_view(target):
+            text += ".clone()"  # its memory may be an arena's, which others will use
+        self.put(f"b{number} = {text}")
+        if number not in self.schedule.last_use and number not in {
+            view.buffer for view in views_in(self.schedule.lowered.outputs)
+        }:
+            return
+        if not is_opaque(View(number, (), (), 0, buffer.dtype)):
+            shape = f"{buffer.sizes}, {buffer.strides}"
+            self.put(
+                f"if b{number}.stride() != {buffer.strides}: b{number} = fit(b{number}, {shape})"
+            )
+        self.hold(number)
+
+    def function(self, target: Any) -> str:
+        name = str(target).replace(".", "_").replace(":", "_").replace("<", "").replace(">", "")
+        name = "".join(ch if ch.isalnum() or ch == "_" else "_" for ch in name)
+        self.names[name] = target
+        return name

@@ -1,0 +1,147 @@
+"""From fused kernels to a sequence of launches and calls with every buffer placed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from undertow.codegen.cpp_kernel import Source, kernel_source
+from undertow.loops.fuse import Fused
+from undertow.loops.group import Group
+from undertow.loops.ir import Extern, Lowered, View
+from undertow.loops.kernel import Kernel, build_kernel
+from undertow.loops.lower import views_in
+from undertow.loops.memory import Life, plan_arena
+
+
+@dataclass(slots=True)
+class Launch:
+    """Kernels of one structure that do not depend on each other, run as one."""
+
+    name: str
+    kernels: list[Kernel]
+    sources: list[Source]
+
+    @property
+    def reads(self) -> set[int]:
+        return {number for kernel in self.kernels for number in kernel.reads}
+
+    @property
+    def writes(self) -> set[int]:
+        return {number for kernel in self.kernels for number in kernel.writes}
+
+
+@dataclass(slots=True)
+class Schedule:
+    """What runs, in order, and where its memory is."""
+
+    lowered: Lowered
+    steps: list[Launch | Extern] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)  # C++ by function name
+    offsets: dict[int, int] = field(default_factory=dict)  # bytes into the arena, by buffer
+    scratch: dict[int, int] = field(default_factory=dict)  # of late reductions, by step
+    arena: int = 0
+    fresh: set[int] = field(default_factory=set)  # temps that outlive the call
+    last_use: dict[int, int] = field(default_factory=dict)
+    first_write: dict[int, int] = field(default_factory=dict)
+
+
+def schedule(lowered: Lowered, fused: Fused) -> Schedule:
+    """Generate every kernel, batch equal ones, and place the buffers."""
+    result = Schedule(lowered)
+    needed = _needed(lowered, fused)
+    names: dict[str, str] = {}
+    for k, step in enumerate(fused.steps):
+        if isinstance(step, Extern):
+            result.steps.append(step)
+            continue
+        kernel = build_kernel(step, needed[k], lowered.buffers)
+        if not kernel.stores:
+            continue
+        source = kernel_source(kernel, lowered.buffers)
+        name = names.setdefault(source.text, f"k{len(names)}")
+        result.texts.setdefault(name, source.text)
+        if not _batch(result.steps, name, kernel, source):
+            result.steps.append(Launch(name, [kernel], [source]))
+    _place(result)
+    return result
+
+
+def output_buffers(lowered: Lowered) -> set[int]:
+    return {view.buffer for view in views_in(lowered.outputs)}
+
+
+def _needed(lowered: Lowered, fused: Fused) -> list[set[int]]:
+    """For each step the buffers it must leave in memory."""
+    outputs = output_buffers(lowered)
+    kept = outputs | {b.number for b in lowered.buffers if b.kind == "input"}
+    readers: dict[int, set[int]] = {}
+    for k, step in enumerate(fused.steps):
+        reads = step.reads if isinstance(step, Extern) else step.read
+        for number in reads:
+            readers.setdefault(number, set()).add(k)
+    writers: dict[int, set[int]] = {}
+    for k, step in enumerate(fused.steps):
+        writes = step.writes if isinstance(step, Extern) else step.made
+        for number in writes:
+            writers.setdefault(number, set()).add(k)
+    found: list[set[int]] = []
+    for k, step in enumerate(fused.steps):
+        mine: set[int] = set()
+        if isinstance(step, Group):
+            for number in step.made:
+                elsewhere = readers.get(number, set()) - {k}
+                if number in kept or elsewhere or writers[number] != {k}:
+                    mine.add(number)
+        found.append(mine)
+    return found
+
+
+def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Source) -> bool:
+    """Add a kernel to the launch before it, if they are alike and independent."""
+    last = steps[-1] if steps else None
+    if not isinstance(last, Launch) or last.name != name or source.combine:
+        return False
+    reads, writes = set(kernel.reads), set(kernel.writes)
+    done_reads, done_writes = last.reads, last.writes
+    if writes & (done_reads | done_writes) or reads & done_writes:
+        return False
+    last.kernels.append(kernel)
+    last.sources.append(source)
+    return True
+
+
+def _place(result: Schedule) -> None:
+    lowered = result.lowered
+    outputs = output_buffers(lowered)
+    for at, step in enumerate(result.steps):
+        for number in (*step.reads, *step.writes):
+            result.last_use[number] = at
+        for number in step.writes:
+            result.first_write.setdefault(number, at)
+    lives = []
+    for buffer in lowered.buffers:
+        if buffer.kind != "temp" or buffer.number not in result.first_write:
+            continue
+        if buffer.number in outputs:
+            result.fresh.add(buffer.number)
+            continue
+        first = result.first_write[buffer.number]
+        lives.append(Life(buffer.number, buffer.nbytes, first, result.last_use[buffer.number]))
+    count = len(lowered.buffers)
+    for at, step in enumerate(result.steps):
+        if isinstance(step, Launch) and step.sources[0].scratch:
+            lives.append(Life(count + at, step.sources[0].scratch, at, at))
+    offsets, result.arena = plan_arena(lives)
+    for number, offset in offsets.items():
+        if number < count:
+            result.offsets[number] = offset
+        else:
+            result.scratch[number - count] = offset
+
+
+def is_whole(view: View, lowered: Lowered) -> bool:
+    """Whether a view is its buffer as it was made."""
+    buffer = lowered.buffers[view.buffer]
+    return (
+        view.sizes == buffer.sizes and view.strides == buffer.strides and view.offset == 0
+    ) or view.dtype == "opaque"

@@ -1,0 +1,306 @@
+// What every generated unit starts with: types, branch-free math, threads. No header is included.
+// The float functions are written so that a compiler turns a loop over them into vector code; they
+// stay within 2 units in the last place of the exact value. Polynomials are minimax fits.
+typedef unsigned char u8; typedef signed char i8; typedef unsigned short u16; typedef short i16;
+typedef int i32; typedef unsigned int u32; typedef long i64; typedef unsigned long u64;
+typedef float f32; typedef double f64;
+#define INLINE static inline __attribute__((always_inline))
+#define INF __builtin_inff()
+#define NAN_ __builtin_nanf("")
+
+INLINE f32 bits_f(u32 x) { return __builtin_bit_cast(f32, x); }
+INLINE u32 bits_u(f32 x) { return __builtin_bit_cast(u32, x); }
+INLINE f32 from_bf16(u16 x) { return bits_f((u32)x << 16); }
+INLINE u16 to_bf16(f32 x) {
+  u32 b = bits_u(x);
+  u32 r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+  return (u16)(x != x ? 0x7fc0u : r);
+}
+INLINE f32 from_f16(u16 x) {
+  u32 m = (u32)(x & 0x7fff) << 13;
+  f32 v = bits_f(m) * bits_f(0x77800000u);  // 2^112 puts the exponent right, subnormals included
+  u32 special = (x & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
+  return bits_f(bits_u(v) | special | ((u32)(x & 0x8000) << 16));
+}
+INLINE u16 to_f16(f32 x) {
+  u32 sign = (bits_u(x) >> 16) & 0x8000u, a = bits_u(x) & 0x7fffffffu;
+  u32 normal = (a + 0xc8000fffu + ((a >> 13) & 1u)) >> 13;
+  u32 small = bits_u(bits_f(a) + 0.5f) - 0x3f000000u;  // the addition rounds to a subnormal
+  u32 r = a < 0x38800000u ? small : normal;
+  r = a >= 0x477ff000u ? 0x7c00u : r;
+  r = a > 0x7f800000u ? 0x7e00u : r;
+  return (u16)(r | sign);
+}
+INLINE f32 round_bf16(f32 x) { return from_bf16(to_bf16(x)); }
+INLINE f32 round_f16(f32 x) { return from_f16(to_f16(x)); }
+
+INLINE f32 u_abs(f32 x) { return __builtin_fabsf(x); }
+INLINE f64 u_abs(f64 x) { return __builtin_fabs(x); }
+INLINE i64 u_abs(i64 x) { return x < 0 ? (i64)(0 - (u64)x) : x; }
+INLINE i32 u_abs(i32 x) { return x < 0 ? (i32)(0 - (u32)x) : x; }
+INLINE i16 u_abs(i16 x) { return (i16)(x < 0 ? -x : x); }
+INLINE i8 u_abs(i8 x) { return (i8)(x < 0 ? -x : x); }
+INLINE f32 u_sqrt(f32 x) { return __builtin_sqrtf(x); }
+INLINE f64 u_sqrt(f64 x) { return __builtin_sqrt(x); }
+template <class T> INLINE T u_rsqrt(T x) { return (T)1 / u_sqrt(x); }
+template <class T> INLINE T u_reciprocal(T x) { return (T)1 / x; }
+INLINE f32 u_floor(f32 x) { return __builtin_floorf(x); }
+INLINE f32 u_ceil(f32 x) { return __builtin_ceilf(x); }
+INLINE f32 u_trunc(f32 x) { return __builtin_truncf(x); }
+INLINE f32 u_round(f32 x) { return __builtin_rintf(x); }
+INLINE f64 u_floor(f64 x) { return __builtin_floor(x); }
+INLINE f64 u_ceil(f64 x) { return __builtin_ceil(x); }
+INLINE f64 u_trunc(f64 x) { return __builtin_trunc(x); }
+INLINE f64 u_round(f64 x) { return __builtin_rint(x); }
+INLINE f32 u_copysign(f32 x, f32 y) { return __builtin_copysignf(x, y); }
+INLINE f64 u_copysign(f64 x, f64 y) { return __builtin_copysign(x, y); }
+
+// x * 2^n for -252 <= n <= 254, in two steps so that subnormal results are right
+INLINE f32 scale2(f32 x, i32 n) {
+  i32 h = n >> 1;
+  return x * bits_f((u32)(h + 127) << 23) * bits_f((u32)(n - h + 127) << 23);
+}
+INLINE f32 u_exp(f32 x) {
+  f32 c = x > 89.0f ? 89.0f : x;
+  c = c < -104.0f ? -104.0f : c;
+  f32 n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
+  f32 r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
+  f32 p = 0.000199089045f;
+  p = p * r + 0.00139345438f;
+  p = p * r + 0.00833328441f;
+  p = p * r + 0.0416664556f;
+  p = p * r + 0.166666672f;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.0f;
+  f32 y = scale2(p, (i32)n);
+  return x != x ? x : y;
+}
+INLINE f32 u_exp2(f32 x) {
+  f32 c = x > 129.0f ? 129.0f : x;
+  c = c < -151.0f ? -151.0f : c;
+  f32 n = (c + 12582912.0f) - 12582912.0f;
+  f32 r = (c - n) * 0.693147181f;
+  f32 p = 0.000199089045f;
+  p = p * r + 0.00139345438f;
+  p = p * r + 0.00833328441f;
+  p = p * r + 0.0416664556f;
+  p = p * r + 0.166666672f;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.0f;
+  f32 y = scale2(p, (i32)n);
+  return x != x ? x : y;
+}
+INLINE f32 u_expm1(f32 x) {
+  f32 p = 2.49397417e-05f;
+  p = p * x + 0.000199448827f;
+  p = p * x + 0.00138886832f;
+  p = p * x + 0.00833323598f;
+  p = p * x + 0.0416666679f;
+  p = p * x + 0.166666672f;
+  f32 small = p * x * x * x + 0.5f * x * x + x;
+  f32 large = u_exp(x) - 1.0f;
+  f32 y = u_abs(x) < 0.5f ? small : large;
+  return x == 0.0f ? x : y;
+}
+// log of 2^k (1 + f)
+INLINE f32 log_of(f32 f, f32 k) {
+  f32 p = 0.0733419582f;
+  p = p * f + -0.116617538f;
+  p = p * f + 0.116348743f;
+  p = p * f + -0.123964667f;
+  p = p * f + 0.142511144f;
+  p = p * f + -0.166691601f;
+  p = p * f + 0.200006887f;
+  p = p * f + -0.249999806f;
+  p = p * f + 0.333333313f;
+  f32 z = f * f;
+  f32 y = p * z * f + k * -2.12194440e-4f;
+  return ((y - 0.5f * z) + f) + k * 0.693359375f;
+}
+INLINE f32 u_log(f32 x) {
+  bool tiny = x < 1.17549435e-38f;
+  u32 b = bits_u(tiny ? x * 8388608.0f : x) + (0x3f800000u - 0x3f3504f3u);
+  f32 k = (f32)((i32)(b >> 23) - 127 - (tiny ? 23 : 0));
+  f32 f = bits_f((b & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
+  f32 y = log_of(f, k);
+  y = x == INF ? x : y;
+  y = x == 0.0f ? -INF : y;
+  return (x < 0.0f) | (x != x) ? NAN_ : y;
+}
+INLINE f32 u_log2(f32 x) {
+  bool tiny = x < 1.17549435e-38f;
+  u32 b = bits_u(tiny ? x * 8388608.0f : x) + (0x3f800000u - 0x3f3504f3u);
+  f32 k = (f32)((i32)(b >> 23) - 127 - (tiny ? 23 : 0));
+  f32 f = bits_f((b & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
+  f32 y = (f32)((f64)log_of(f, 0.0f) * 1.4426950408889634) + k;
+  y = x == INF ? x : y;
+  y = x == 0.0f ? -INF : y;
+  return (x < 0.0f) | (x != x) ? NAN_ : y;
+}
+INLINE f32 u_log10(f32 x) { return (f32)((f64)u_log2(x) * 0.30102999566398120); }
+INLINE f32 u_log1p(f32 x) {
+  f32 u = 1.0f + x;
+  f32 lost = u_abs(x) < 1.0f ? x - (u - 1.0f) : 1.0f - (u - x);
+  f32 y = u_log(u) + lost / u;
+  y = u_abs(x) < 5.9e-8f ? x : y;
+  y = x == INF ? x : y;
+  return x == -1.0f ? -INF : y;
+}
+INLINE f32 u_sigmoid(f32 x) { return 1.0f / (1.0f + u_exp(-x)); }
+INLINE f32 u_tanh(f32 x) {
+  f32 a = u_abs(x), z = x * x;
+  f32 p = 0.00227591093f;
+  p = p * z + -0.00832960848f;
+  p = p * z + 0.0217647552f;
+  p = p * z + -0.0539587848f;
+  p = p * z + 0.133333012f;
+  p = p * z + -0.333333343f;
+  f32 small = p * z * x + x;
+  f32 large = 1.0f - 2.0f / (u_exp(a + a) + 1.0f);
+  return a < 0.625f ? small : u_copysign(large, x);
+}
+INLINE f32 u_erf(f32 x) {
+  f32 a = u_abs(x), z = x * x;
+  f32 p = -9.68013774e-06f;
+  p = p * z + 0.000112705449f;
+  p = p * z + -0.000848471129f;
+  p = p * z + 0.00522107491f;
+  p = p * z + -0.0268654451f;
+  p = p * z + 0.112837829f;
+  p = p * z + -0.376126379f;
+  p = p * z + 1.12837923f;
+  f32 c = a > 4.0f ? 4.0f : a;
+  f32 q = 2.51326497e-07f;
+  q = q * c + -2.53148064e-05f;
+  q = q * c + 0.000463788019f;
+  q = q * c + -0.00428238278f;
+  q = q * c + 0.0253735557f;
+  q = q * c + -0.108638994f;
+  q = q * c + -0.633039594f;
+  q = q * c + -1.1296612f;
+  q = q * c + 0.000204359865f;
+  f32 large = u_copysign(1.0f - u_exp(q), x);
+  f32 y = a < 1.0f ? p * x : large;
+  return x != x ? x : y;
+}
+// The reduction is in double with pi/2 in two parts: exact enough up to 2^45.
+INLINE f32 sin_cos(f32 x, i64 quarter) {
+  f64 d = x;
+  f64 n = (d * 0.63661977236758134 + 6755399441055744.0) - 6755399441055744.0;
+  f64 w = (d - n * 1.5707963267948966) - n * 6.123233995736766e-17;
+  i64 q = ((i64)n + quarter) & 3;
+  f32 r = (f32)w, z = r * r;
+  f32 s = 2.7246947e-06f;
+  s = s * z + -0.000198400638f;
+  s = s * z + 0.00833333191f;
+  s = s * z + -0.166666672f;
+  s = s * z * r + r;
+  f32 c = -4.91537207e-07f;
+  c = c * z + 2.50051125e-05f;
+  c = c * z + -0.00138893665f;
+  c = c * z + 0.0416666679f;
+  c = c * z * z - 0.5f * z + 1.0f;
+  f32 y = q & 1 ? c : s;
+  y = q & 2 ? -y : y;
+  return x - x == 0.0f ? y : NAN_;
+}
+INLINE f32 u_sin(f32 x) { return x == 0.0f ? x : sin_cos(x, 0); }
+INLINE f32 u_cos(f32 x) { return sin_cos(x, 1); }
+
+#define LIBM1(name) \
+  INLINE f32 u_##name(f32 x) { return __builtin_##name##f(x); } \
+  INLINE f64 u_##name(f64 x) { return __builtin_##name(x); }
+#define LIBM1D(name) INLINE f64 u_##name(f64 x) { return __builtin_##name(x); }
+LIBM1(tan) LIBM1(asin) LIBM1(acos) LIBM1(atan) LIBM1(sinh) LIBM1(cosh) LIBM1(asinh) LIBM1(acosh)
+LIBM1(atanh) LIBM1(erfc) LIBM1(lgamma)
+LIBM1D(exp) LIBM1D(exp2) LIBM1D(expm1) LIBM1D(log) LIBM1D(log2) LIBM1D(log10) LIBM1D(log1p)
+LIBM1D(tanh) LIBM1D(erf) LIBM1D(sin) LIBM1D(cos)
+INLINE f64 u_sigmoid(f64 x) { return 1.0 / (1.0 + u_exp(-x)); }
+INLINE f32 u_pow(f32 x, f32 y) { return __builtin_powf(x, y); }
+INLINE f64 u_pow(f64 x, f64 y) { return __builtin_pow(x, y); }
+INLINE f32 u_atan2(f32 x, f32 y) { return __builtin_atan2f(x, y); }
+INLINE f64 u_atan2(f64 x, f64 y) { return __builtin_atan2(x, y); }
+INLINE f32 u_hypot(f32 x, f32 y) { return __builtin_hypotf(x, y); }
+INLINE f64 u_hypot(f64 x, f64 y) { return __builtin_hypot(x, y); }
+INLINE f32 u_fmod(f32 x, f32 y) { return __builtin_fmodf(x, y); }
+INLINE f64 u_fmod(f64 x, f64 y) { return __builtin_fmod(x, y); }
+
+template <class T> INLINE T u_max(T a, T b) { return (a > b) | (a != a) ? a : b; }
+template <class T> INLINE T u_min(T a, T b) { return (a < b) | (a != a) ? a : b; }
+template <class T> INLINE T u_fmax(T a, T b) { return (a > b) | (b != b) ? a : b; }
+template <class T> INLINE T u_fmin(T a, T b) { return (a < b) | (b != b) ? a : b; }
+template <class T> INLINE T u_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
+template <class T> INLINE T u_remainder(T a, T b) {
+  T m = u_fmod(a, b);
+  return (m != (T)0) & ((b < (T)0) != (m < (T)0)) ? m + b : m;
+}
+template <class T> INLINE T u_floordiv(T a, T b) {
+  T m = u_fmod(a, b), d = (a - m) / b;
+  d = (m != (T)0) & ((b < (T)0) != (m < (T)0)) ? d - (T)1 : d;
+  T f = u_floor(d);
+  f = d - f > (T)0.5 ? f + (T)1 : f;
+  f = d == (T)0 ? u_copysign((T)0, a / b) : f;
+  return b == (T)0 ? a / b : f;
+}
+template <class T> INLINE T i_floordiv(T a, T b) {
+  T q = (T)(a / b);
+  return (T)(q - ((a % b != 0) & ((a < 0) != (b < 0))));
+}
+template <class T> INLINE T i_remainder(T a, T b) {
+  T r = (T)(a % b);
+  return (T)(r + ((r != 0) & ((r < 0) != (b < 0)) ? b : (T)0));
+}
+
+extern "C" void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned);
+extern "C" int omp_get_max_threads(void);
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+typedef void (*Part)(char **, i64, i64);
+struct Job { Part part; char **p; i64 total; };
+static void work(void *data) {
+  Job *job = (Job *)data;
+  i64 n = omp_get_num_threads(), k = omp_get_thread_num();
+  i64 begin = job->total * k / n, end = job->total * (k + 1) / n;
+  if (begin < end) job->part(job->p, begin, end);
+}
+// Run a part over [0, total) on as many threads as torch would use, and as the work is worth.
+static void run(Part part, char **p, i64 total, i64 worth) {
+  i64 threads = omp_get_max_threads();
+  if (threads > worth) threads = worth;
+  if (threads > total) threads = total;
+  if (threads <= 1) { part(p, 0, total); return; }
+  Job job = {part, p, total};
+  GOMP_parallel(work, &job, (unsigned)threads, 0);
+}
+static i64 bad_index;  // set by any thread that meets an index out of range
+INLINE i64 bound(i64 i, i64 n) {
+  i64 w = i < 0 ? i + n : i;
+  bool wrong = (w < 0) | (w >= n);
+  if (__builtin_expect(wrong, 0)) { bad_index = 1; w = 0; }
+  return w;
+}
+extern "C" i64 take_bad_index(void) { i64 was = bad_index; bad_index = 0; return was; }
+
+// Many kernels of one structure as one: their iterations are laid end to end and shared out.
+struct Many { Part part; char **p; const i32 *slots; i64 width; const i64 *ends; i64 count; };
+static void part_many(char **data, i64 begin, i64 end) {
+  Many *m = (Many *)data;
+  char *q[128];
+  i64 low = 0, high = m->count - 1;
+  while (low < high) {  // the first kernel that ends after begin
+    i64 middle = (low + high) / 2;
+    if (m->ends[middle] > begin) high = middle; else low = middle + 1;
+  }
+  for (i64 k = low; k < m->count && begin < end; ++k) {
+    i64 start = k ? m->ends[k - 1] : 0;
+    i64 stop = m->ends[k] < end ? m->ends[k] : end;
+    for (i64 j = 0; j < m->width; ++j) q[j] = m->p[m->slots[k * m->width + j]];
+    m->part(q, begin - start, stop - start);
+    begin = stop;
+  }
+}
+static void run_many(Part part, char **p, const i32 *slots, i64 width, const i64 *ends, i64 count,
+                     i64 worth) {
+  Many many = {part, p, slots, width, ends, count};
+  run(part_many, (char **)&many, ends[count - 1], worth);
+}

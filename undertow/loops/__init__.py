@@ -1,0 +1,1 @@
+"""ATen graphs as loop nests: lowering, dependencies, fusion into kernels."""

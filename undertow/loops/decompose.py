@@ -1,0 +1,46 @@
+"""Which ATen operators are taken apart before lowering, so that loops see a small core set.
+
+The formulas are those that PyTorch registers; the choice is ours. Attention, convolution, matrix
+products and dropout stay whole: they are extern calls (and PyTorch's decomposition of CPU flash
+attention does not fit its own backward).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from undertow.capture.torch_api import registered_decompositions
+
+_NAMES = """
+    _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax
+    native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
+    native_group_norm native_group_norm_backward native_batch_norm native_batch_norm_backward
+    _native_batch_norm_legit _native_batch_norm_legit_functional batch_norm_backward
+    _native_batch_norm_legit_no_training _batch_norm_with_update_functional _batch_norm_no_update
+    gelu gelu_backward silu silu_backward hardswish hardswish_backward hardsigmoid
+    hardsigmoid_backward hardtanh hardtanh_backward relu6 leaky_relu leaky_relu_backward elu
+    elu_backward celu selu softplus softplus_backward mish mish_backward log_sigmoid_forward
+    log_sigmoid_backward softshrink hardshrink threshold glu glu_backward prelu _prelu_kernel
+    _prelu_kernel_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward
+    huber_loss huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits soft_margin_loss soft_margin_loss_backward nll_loss_forward
+    nll_loss_backward nll_loss2d_forward nll_loss2d_backward logsumexp logaddexp logaddexp2 xlogy
+    linalg_vector_norm norm nan_to_num heaviside sinc logit logit_backward special_entr
+    special_xlog1py deg2rad rad2deg slice_backward select_backward native_dropout_backward stack
+    pixel_shuffle pixel_unshuffle count_nonzero aminmax isposinf isneginf zero addr
+    upsample_nearest1d upsample_nearest2d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    linspace eye
+    """
+NAMES = frozenset(_NAMES.split())
+
+
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """A table for AOTAutograd or `make_fx`."""
+    return {
+        op: function
+        for op, function in registered_decompositions().items()
+        if str(op).partition(".")[2].partition(".")[0] in NAMES
+    }

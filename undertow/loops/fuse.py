@@ -1,0 +1,325 @@
+"""Fusion: which nests run in one kernel.
+
+Nests are taken in program order. Kernels and extern calls have a place in one sequence, and every
+hazard points from a place to the same or a later one; a nest may join a kernel if all that it waits
+for is at or before it. That one comparison of integers is the whole test for cycles, so the work is
+linear in the number of nests and their operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from undertow.loops.group import (
+    MOST_BUFFERS,
+    MOST_INSTRS,
+    Access,
+    Group,
+    admit,
+    find_place,
+    level_at,
+    same_address,
+    settle_reduction,
+    start_group,
+)
+from undertow.loops.ir import Extern, Lowered, Nest, Step
+from undertow.loops.space import Place, match
+
+SIBLINGS_TRIED = 4  # kernels that read the same buffer, latest first
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a nest did not join a kernel."""
+
+    nest: str
+    other: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Fused:
+    """Kernels and extern calls in an order that respects every hazard."""
+
+    steps: list[Group | Extern] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Call:
+    """An extern call's place in the sequence."""
+
+    order: int
+    extern: Extern
+    first_consumer: int = 1 << 60
+    merged_into: None = None
+
+
+Slot = Group | _Call
+
+
+class _Fuser:
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self.slots: list[Slot] = []
+        self.writer: dict[int, Slot] = {}
+        self.readers: dict[int, list[Slot]] = {}
+        self.refusals: list[Refusal] = []
+        self.inputs = {b.number for b in lowered.buffers if b.kind == "input"}
+
+    def run(self) -> Fused:
+        for step in self.lowered.steps:
+            if isinstance(step, Extern):
+                slot: Slot = _Call(len(self.slots), step)
+                self.slots.append(slot)
+                self.connect(step, slot)
+            else:
+                self.place(step)
+        steps: list[Group | Extern] = []
+        for slot in self.slots:
+            if isinstance(slot, _Call):
+                steps.append(slot.extern)
+            elif slot.merged_into is None:
+                steps.append(slot)
+        return Fused(steps, self.refusals)
+
+    # -- hazards ----------------------------------------------------------------------------
+
+    def before(self, step: Step) -> list[Slot]:
+        """Everything that a step must not run before."""
+        found: dict[int, Slot] = {}
+        for buffer in step.reads:
+            slot = self.writer.get(buffer)
+            if slot is not None:
+                slot = current(slot)
+                found[slot.order] = slot
+        for buffer in step.writes:
+            others = [self.writer[buffer]] if buffer in self.writer else []
+            for slot in (*others, *self.readers.get(buffer, ())):
+                slot = current(slot)
+                found[slot.order] = slot
+        return [found[order] for order in sorted(found, reverse=True)]
+
+    def connect(self, step: Step, slot: Slot) -> None:
+        for other in self.before(step):
+            if other is not slot:
+                other.first_consumer = min(other.first_consumer, slot.order)
+        for buffer in step.reads:
+            known = self.readers.setdefault(buffer, [])
+            if not known or current(known[-1]) is not slot:
+                known.append(slot)
+        for buffer in step.writes:
+            self.writer[buffer] = slot
+            self.readers[buffer] = []
+
+    # -- joining ----------------------------------------------------------------------------
+
+    def place(self, nest: Nest) -> None:
+        waits = self.before(nest)
+        earliest = waits[0].order if waits else -1
+        group = None
+        if waits and isinstance(waits[0], Group) and self.join(waits[0], nest):
+            group = waits[0]
+        else:
+            group = self.join_sibling(nest, earliest, waits[0] if waits else None)
+        if group is None:
+            group = start_group(len(self.slots), nest)
+            self.slots.append(group)
+        self.connect(nest, group)
+        for other in waits:
+            if other is not group and isinstance(other, Group) and other.merged_into is None:
+                self.absorb(group, other, nest)
+
+    def join_sibling(self, nest: Nest, earliest: int, tried: Slot | None) -> Group | None:
+        """A kernel that reads what this nest reads, at the same addresses."""
+        for instr in nest.body:
+            if instr.op != "load":
+                continue
+            readers = self.readers.get(instr.data, ())
+            for slot in [*readers[-SIBLINGS_TRIED:][::-1]]:
+                slot = current(slot)
+                if slot.order < earliest or slot is tried or not isinstance(slot, Group):
+                    continue
+                if self.join(slot, nest):
+                    return slot
+        return None
+
+    def join(self, group: Group, nest: Nest) -> bool:
+        found = self.try_join(group, nest)
+        if isinstance(found, str):
+            other = group.members[-1].nest.origin
+            self.refusals.append(Refusal(nest.origin, other, found))
+            return False
+        place, level = found
+        admit(group, nest, place, level)
+        return True
+
+    def try_join(self, group: Group, nest: Nest) -> tuple[Place, str] | str:
+        if group.instrs + len(nest.body) > MOST_INSTRS:
+            return "the kernel has too many instructions"
+        if len(group.made) + len(group.read) + len(nest.reads) > MOST_BUFFERS:
+            return "the kernel has too many buffers"
+        anchors = self.anchors(group, nest)
+        if isinstance(anchors, str):
+            return anchors
+        reason = "they share nothing"
+        for access, strides in anchors:
+            place = find_place(group, nest, access, strides)
+            if isinstance(place, str):
+                reason = place
+                continue
+            level = level_at(group, place)
+            if level is None:
+                reason = "it runs over a part of the loops"
+                continue
+            problem = self.conflict(group, nest, place, level)
+            if problem is None:
+                return place, level
+            reason = problem
+        return reason
+
+    def anchors(self, group: Group, nest: Nest) -> list[tuple[Access, tuple[int, ...]]] | str:
+        """Buffers through which a nest may be lined up with a group, best first."""
+        made: list[tuple[int, Access, tuple[int, ...]]] = []
+        shared: list[tuple[int, Access, tuple[int, ...]]] = []
+        for instr in nest.body:
+            if instr.op == "gather" and instr.data[0] in group.made:
+                return "it picks from the result by index"
+            if instr.op != "load":
+                continue
+            assert instr.strides is not None
+            width = sum(1 for s, n in zip(instr.strides, nest.sizes, strict=True) if s and n > 1)
+            access = group.made.get(instr.data)
+            if access is not None:
+                if access.level == "late":
+                    return "it needs a result that is complete only after the loops"
+                made.append((width, access, instr.strides))
+            for access in group.read.get(instr.data, ())[:3]:
+                if access.level != "gather" and access.offset == instr.offset:
+                    shared.append((width, access, instr.strides))
+        ranked = sorted(made, key=lambda item: -item[0]) + sorted(shared, key=lambda item: -item[0])
+        return [(access, strides) for _, access, strides in ranked[:6]]
+
+    def conflict(self, group: Group, nest: Nest, place: Place, level: str) -> str | None:
+        """Why this place would be wrong, if it would."""
+        for instr in nest.body:
+            if instr.op != "load":
+                continue
+            access = group.made.get(instr.data)
+            if access is None:
+                continue
+            assert instr.strides is not None
+            if access.offset != instr.offset or not same_address(
+                group, access, place, instr.strides
+            ):
+                return "it reads the result at other addresses"
+            if access.level == "element" and level == "row":
+                return "it reads elements in the loop over rows"
+        for store in nest.stores:
+            for access in (*group.read.get(store.buffer, ()), *self.made_in(group, store.buffer)):
+                if access.level in ("gather", "late") or access.offset != store.offset:
+                    return "it overwrites what the kernel reads elsewhere"
+                if not same_address(group, access, place, store.strides):
+                    return "it overwrites what the kernel reads elsewhere"
+                if access.level != level or nest.is_reduction:
+                    return "it overwrites what the kernel reads in another loop"
+        if nest.is_reduction:
+            if level != "element":
+                return "it reduces a value of the row"
+            if settle_reduction(group, nest, place) is None:
+                return "it reduces other loops"
+        return None
+
+    @staticmethod
+    def made_in(group: Group, buffer: int) -> list[Access]:
+        return [group.made[buffer]] if buffer in group.made else []
+
+    # -- merging ----------------------------------------------------------------------------
+
+    def absorb(self, group: Group, other: Group, nest: Nest) -> None:
+        """Move an earlier kernel that feeds `nest` into the kernel that holds it, if it may."""
+        if other.first_consumer < group.order or other.order > group.order:
+            return
+        if other.kind != "flat" or any(member.late for member in other.members):
+            return
+        if group.instrs + other.instrs > MOST_INSTRS or (
+            len(group.made) + len(group.read) + len(other.made) + len(other.read) > MOST_BUFFERS
+        ):
+            return
+        place = group.members[-1].place
+        for instr in nest.body:
+            if instr.op != "load" or instr.data not in other.made:
+                continue
+            assert instr.strides is not None
+            if self.move(group, other, instr.strides, instr.offset, instr.data, place):
+                return
+
+    def move(
+        self,
+        group: Group,
+        other: Group,
+        strides: tuple[int, ...],
+        offset: int,
+        buffer: int,
+        place: Place,
+    ) -> bool:
+        made = other.made[buffer]
+        if made.offset != offset:
+            return False
+        target = group.space.strides(place, strides)
+        source = other.map(made)
+        leaves = list(source)
+        sizes = tuple(other.space.sizes[leaf] for leaf in leaves)
+        if set(leaves) != set(other.leaves()):
+            return False
+        found = match(group.space, target, sizes, tuple(source[leaf] for leaf in leaves))
+        if found is None:
+            return False
+        where = {leaf: found[k] for k, leaf in enumerate(leaves)}
+        level = level_at(group, tuple(tuple(loops) for loops in where.values()))
+        if level is None:
+            return False
+        moved = []
+        for member in other.members:
+            new = tuple(
+                tuple(part for leaf in other.space.leaves(loops) for part in where[leaf])
+                for loops in member.place
+            )
+            moved.append((member.nest, new))
+        mine = group.members
+        keep = {b for b in group.made if b in other.read or b in other.made}
+        clash = [b for b in other.made if any(a.level == "gather" for a in group.read.get(b, ()))]
+        if keep or clash or self.misread(group, other, where):
+            return False
+        rest, group.members = mine, []
+        for item, new in moved:
+            admit(group, item, new, level)
+        group.members.extend(rest)
+        other.merged_into = group
+        return True
+
+    @staticmethod
+    def misread(group: Group, other: Group, where: dict[int, list[int]]) -> bool:
+        """Whether the group reads a result of the other at addresses that would not match."""
+        for buffer, access in other.made.items():
+            for reader in group.read.get(buffer, ()):
+                moved = tuple(
+                    tuple(part for leaf in other.space.leaves(loops) for part in where[leaf])
+                    for loops in access.place
+                )
+                if reader.offset != access.offset or group.map(reader) != group.space.strides(
+                    moved, access.strides
+                ):
+                    return True
+        return False
+
+
+def current(slot: Slot) -> Slot:
+    while slot.merged_into is not None:
+        slot = slot.merged_into
+    return slot
+
+
+def fuse(lowered: Lowered) -> Fused:
+    """Group a graph's nests into kernels."""
+    return _Fuser(lowered).run()

@@ -1,0 +1,214 @@
+"""A kernel in the making: nests that share loops.
+
+A group's loops have roles once it has a reduction:
+
+- rows: each iteration of the outer loops runs the inner ones several times, once per *phase*;
+  reductions over the inner loops give values of the row, which later phases use.
+- lanes: as rows, with one contiguous loop kept inside the reduced ones (sums down columns).
+- a reduction over the outer loops (or over all) is *late*: every part of the outer loops keeps
+  partial results, and they are combined after the loop. Nothing in the group can use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from undertow.loops.ir import Nest, product
+from undertow.loops.space import Place, Space, match, match_sizes
+
+SMALL = 16384  # elements; a reduction of fewer to one number is one serial row
+WIDEST_PARTIAL = 65536  # elements of one partial result of a late reduction
+MOST_INSTRS = 400
+MOST_BUFFERS = 96
+
+
+@dataclass(slots=True)
+class Access:
+    """One use of a buffer in a group, over leaves."""
+
+    place: Place
+    strides: tuple[int, ...]
+    offset: int
+    level: str = "element"  # "element", "row", "late"
+
+
+@dataclass(slots=True)
+class Member:
+    nest: Nest
+    place: Place
+    level: str  # where it runs: "element" or "row"
+    late: bool = False  # its result is there only after the loops
+
+
+@dataclass(slots=True)
+class Group:
+    """Nests in one kernel, at `order` in the sequence of kernels and extern calls."""
+
+    order: int
+    space: Space = field(default_factory=Space)
+    members: list[Member] = field(default_factory=list)
+    kind: str = "flat"  # "flat", "rows" or "lanes"
+    made: dict[int, Access] = field(default_factory=dict)
+    read: dict[int, list[Access]] = field(default_factory=dict)
+    first_consumer: int = 1 << 60
+    merged_into: Group | None = None
+    instrs: int = 0
+    tops: list[int] = field(default_factory=list)  # the loops it started with
+
+    def leaves(self) -> list[int]:
+        return self.space.leaves(self.tops)
+
+    def role_leaves(self, *roles: str) -> list[int]:
+        return [leaf for leaf in self.leaves() if self.space.roles[leaf] in roles]
+
+    def numel(self) -> int:
+        return product([self.space.sizes[leaf] for leaf in self.leaves()])
+
+    def map(self, access: Access) -> dict[int, int]:
+        return self.space.strides(access.place, access.strides)
+
+    def give_roles(self, kind: str, roles: dict[int, str]) -> None:
+        self.kind = kind
+        for leaf, role in roles.items():
+            self.space.roles[leaf] = role
+
+
+def start_group(order: int, nest: Nest) -> Group:
+    """A group of one nest."""
+    group = Group(order)
+    place: list[tuple[int, ...]] = []
+    for size in nest.sizes:
+        if size == 1:
+            place.append(())
+            continue
+        loop = group.space.add(size)
+        group.tops.append(loop)
+        place.append((loop,))
+    admit(group, nest, tuple(place), "element")
+    return group
+
+
+def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
+    """Put a nest into a group at a place that has been found legal."""
+    late = False
+    if nest.is_reduction and level == "element":
+        late = settle_reduction(group, nest, place) == "late"
+    group.members.append(Member(nest, place, level, late))
+    group.instrs += len(nest.body)
+    for instr in nest.body:
+        if instr.op == "load":
+            assert instr.strides is not None
+            access = Access(place, instr.strides, instr.offset, level)
+            group.read.setdefault(instr.data, []).append(access)
+        elif instr.op == "gather":
+            # anywhere in the buffer: nothing can match it
+            group.read.setdefault(instr.data[0], []).append(Access(place, (), -1, "gather"))
+    result = "late" if late else ("row" if nest.is_reduction else level)
+    for store in nest.stores:
+        group.made[store.buffer] = Access(place, store.strides, store.offset, result)
+
+
+def settle_reduction(group: Group, nest: Nest, place: Place) -> str | None:
+    """Where the result of a reduction over these loops appears, giving the loops roles if they have
+    none: "row", "late", or None if this group cannot hold it."""
+    space = group.space
+    gone = {
+        leaf
+        for loops, reduced in zip(place, nest.reduced, strict=True)
+        if reduced
+        for leaf in space.leaves(loops)
+    }
+    leaves = group.leaves()
+    kept = [leaf for leaf in leaves if leaf not in gone]
+    kinds = {instr.data for instr in nest.body if instr.op == "reduce"}
+    combines = kinds <= {"sum", "prod", "max", "min", "any", "all"}
+    if group.kind != "flat":
+        inner = set(group.role_leaves("inner"))
+        if gone == inner:
+            return "row"
+        lateable = group.kind == "rows" and combines and bool(group.role_leaves("outer"))
+        if lateable and (gone == set(leaves) or gone == set(leaves) - inner):
+            width = product([space.sizes[leaf] for leaf in kept])
+            return "late" if width <= WIDEST_PARTIAL else None
+        return None
+    if not kept:
+        if group.numel() > SMALL and combines:
+            return "late"
+        group.give_roles("rows", dict.fromkeys(leaves, "inner"))
+        return "row"
+    if not gone:
+        group.give_roles("rows", dict.fromkeys(leaves, "outer"))
+        return "row"
+    return _choose_roles(group, nest, place, gone, kept, combines)
+
+
+def _choose_roles(
+    group: Group, nest: Nest, place: Place, gone: set[int], kept: list[int], combines: bool
+) -> str:
+    """Rows if what is reduced is contiguous in memory, else late columns, else lanes."""
+    space = group.space
+    strides = _main_strides(group, nest, place)
+    nearest = min(strides, key=lambda leaf: (abs(strides[leaf]), leaf), default=None)
+    if nearest is None or nearest in gone:
+        roles = dict.fromkeys(kept, "outer") | dict.fromkeys(sorted(gone), "inner")
+        group.give_roles("rows", roles)
+        return "row"
+    sums = {instr.data for instr in nest.body if instr.op == "reduce"} == {"sum"}
+    width = product([space.sizes[leaf] for leaf in kept])
+    height = product([space.sizes[leaf] for leaf in gone])
+    below = max(strides.get(leaf, 0) for leaf in kept) < min(strides.get(leaf, 0) for leaf in gone)
+    if combines and sums and below and width <= WIDEST_PARTIAL and height >= 32:
+        roles = dict.fromkeys(sorted(gone), "outer") | dict.fromkeys(kept, "inner")
+        group.give_roles("rows", roles)
+        return "late"
+    roles = dict.fromkeys(kept, "outer") | dict.fromkeys(sorted(gone), "inner")
+    roles[nearest] = "lane"
+    group.give_roles("lanes", roles)
+    return "row"
+
+
+def _main_strides(group: Group, nest: Nest, place: Place) -> dict[int, int]:
+    """The map of the load that varies over most loops."""
+    best: dict[int, int] = {}
+    for instr in nest.body:
+        if instr.op in ("load", "gather") and instr.strides is not None:
+            found = group.space.strides(place, instr.strides)
+            if len(found) > len(best):
+                best = found
+    return best
+
+
+def find_place(group: Group, nest: Nest, anchor: Access, strides: tuple[int, ...]) -> Place | str:
+    """Where a nest that touches a buffer at `strides` would run in a group that touches the same
+    buffer at `anchor`; or why it cannot."""
+    space = group.space
+    found = match(space, group.map(anchor), nest.sizes, strides)
+    if found is None:
+        return "its loops do not line up"
+    used = {leaf for leaves in found.values() for leaf in leaves}
+    missing = [leaf for leaf in group.leaves() if leaf not in used]
+    extra = [dim for dim, size in enumerate(nest.sizes) if size > 1 and dim not in found]
+    if extra:
+        if group.kind == "flat" or set(missing) != set(group.role_leaves("inner")):
+            return "it broadcasts the result over more loops"
+        rest = match_sizes(space, missing, [nest.sizes[dim] for dim in extra])
+        if rest is None:
+            return "its loops have other sizes"
+        for dim, leaves in zip(extra, rest, strict=True):
+            found[dim] = leaves
+    return tuple(tuple(found.get(dim, ())) for dim in range(len(nest.sizes)))
+
+
+def level_at(group: Group, place: Place) -> str | None:
+    """Whether a place covers all loops of a group, or all but the inner ones, or neither."""
+    used = {leaf for loops in place for leaf in group.space.leaves(loops)}
+    leaves = set(group.leaves())
+    if used == leaves:
+        return "element"
+    if group.kind != "flat" and used == leaves - set(group.role_leaves("inner")):
+        return "row"
+    return None
+
+
+def same_address(group: Group, access: Access, place: Place, strides: tuple[int, ...]) -> bool:
+    return group.map(access) == group.space.strides(place, strides)

@@ -1,0 +1,179 @@
+"""The loop IR: buffers, scalar instructions with affine index maps, loop nests, extern calls.
+
+A nest is a box of integer ranges with a list of scalar instructions in SSA form. Every instruction
+that touches memory or the loop variables carries an affine map (one stride per loop, an offset);
+views are nothing but such maps. Reshapes never need division: a loop is split where two maps
+disagree on its shape (see `match`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from undertow.loops.dtypes import NBYTES
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Memory with one element type. `span` is how many elements its storage needs."""
+
+    number: int
+    name: str
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    kind: str  # "input", "temp" (ours to place) or "extern" (made by an ATen call)
+    origin: str = ""
+
+    @property
+    def span(self) -> int:
+        return span_of(self.sizes, self.strides)
+
+    @property
+    def nbytes(self) -> int:
+        return self.span * NBYTES[self.dtype]
+
+
+class View(NamedTuple):
+    """A strided window on a buffer: what an FX node's tensor is to us.
+
+    `casts` are conversions to apply to what is loaded: a cast costs nothing where it is read.
+    """
+
+    buffer: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+    casts: tuple[str, ...] = ()
+
+
+class Constant(NamedTuple):
+    """A tensor whose elements are all one number; it needs no memory."""
+
+    sizes: tuple[int, ...]
+    dtype: str
+    number: float | int | bool
+
+
+Value = View | Constant
+
+
+class Instr(NamedTuple):
+    """One scalar operation. `strides` and `offset` are its affine map, if it has one.
+
+    load      data = buffer                      value at map
+    index                                        the map's own value, as int64
+    gather    data = (buffer, strides of args)   value at map + sum of args times their strides
+    const     data = number
+    bound     data = size                        an index wrapped and checked against a size
+    reduce    data = kind                        over the nest's reduced loops
+    convert, round (data = the 16-bit type) and the arithmetic of `pointwise`
+    """
+
+    op: str
+    dtype: str
+    args: tuple[int, ...] = ()
+    data: Any = None
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
+
+
+class Store(NamedTuple):
+    """Where a nest writes a value; `add` accumulates at an indirect address in program order."""
+
+    buffer: int
+    strides: tuple[int, ...]
+    offset: int
+    value: int
+
+
+@dataclass(slots=True)
+class Nest:
+    """Loops over `sizes`; those marked in `reduced` are gone in what it stores."""
+
+    number: int
+    sizes: tuple[int, ...]
+    reduced: tuple[bool, ...]
+    body: tuple[Instr, ...]
+    stores: tuple[Store, ...]
+    origin: str
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+
+    @property
+    def is_reduction(self) -> bool:
+        return any(self.reduced)
+
+    @property
+    def numel(self) -> int:
+        return product(self.sizes)
+
+
+@dataclass(slots=True)
+class Extern:
+    """A call of an ATen operator on whole tensors."""
+
+    number: int
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[int | None, ...]  # buffers made, one per returned tensor
+    is_tuple: bool
+    out: bool  # whether the operator's out= variant writes straight into its buffer
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        return self.node.name
+
+
+Step = Nest | Extern
+
+
+@dataclass(slots=True)
+class Lowered:
+    """A whole graph in loop form, in program order."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)  # View of a tensor, or None for a number
+    outputs: list[Any] = field(default_factory=list)  # Value, number or None
+    constants: dict[int, Any] = field(default_factory=dict)  # tensors held by the graph
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+
+def product(sizes: tuple[int, ...] | list[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def span_of(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements between the first and the last of a strided tensor, inclusive.
+
+    >>> span_of((2, 3), (5, 1)), span_of((0, 3), (3, 1))
+    (8, 0)
+    """
+    if 0 in sizes:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides.
+
+    >>> contiguous((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides = []
+    step = 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,483 @@
+"""From an FX graph of ATen calls to loop nests and extern calls, in program order.
+
+Every tensor of the graph is a `View` of a buffer (or a `Constant`): the strides and offsets that
+the fake tensors carry say all there is to say about views, so view operators cost nothing and need
+no rules of their own. What has no loop form becomes an extern call, counted by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from undertow.capture.schema import named_arguments, written_parameters
+from undertow.errors import UndertowError
+from undertow.loops.body import Body, CannotLower
+from undertow.loops.dtypes import TAGS
+from undertow.loops.ir import (
+    Buffer,
+    Constant,
+    Extern,
+    Instr,
+    Lowered,
+    Nest,
+    Store,
+    Value,
+    View,
+    product,
+    span_of,
+)
+from undertow.loops.pointwise import POINTWISE
+
+aten = torch.ops.aten
+Handler = Callable[..., Any]
+HANDLERS: dict[str, Handler] = {}
+"""Operators with a loop form beside the elementwise ones, by name without overload."""
+
+OUT_VARIANTS: dict[Any, Any] = {
+    aten.mm.default: aten.mm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+}
+"""Extern calls that write straight into a buffer of ours. Only true ones: a generated out variant
+computes elsewhere and copies."""
+
+VIEWS_IN_ALL_BUT_NAME = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
+
+
+class DynamicShapesError(UndertowError):
+    """The graph has sizes that are not numbers."""
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    def keep(function: Handler) -> Handler:
+        for name in names:
+            HANDLERS[name] = function
+        return function
+
+    return keep
+
+
+def lower_graph(gm: fx.GraphModule) -> Lowered:
+    """Lower every call of a graph whose nodes carry `meta["val"]`."""
+    from undertow.loops import movement, reductions  # noqa: F401 (they fill HANDLERS)
+
+    lowering = Lowering(gm)
+    for node in gm.graph.nodes:
+        lowering.visit(node)
+    return lowering.result
+
+
+class Lowering:
+    """The state of one lowering: what each node's value is, and the steps so far."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.result = Lowered()
+        self.env: dict[fx.Node, Any] = {}
+        self.lazy: dict[int, list[fx.Node]] = {}  # nodes that are casts of a buffer, by buffer
+        self.made: dict[Value, View] = {}  # values that had to be written out
+
+    # -- the walk ---------------------------------------------------------------------------
+
+    def visit(self, node: fx.Node) -> None:
+        if node.op == "placeholder":
+            self.env[node] = self.input(node, node.meta.get("val"))
+            self.result.inputs.append(self.env[node])
+        elif node.op == "get_attr":
+            value: Any = self.gm
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            self.env[node] = self.attribute(node, value)
+        elif node.op == "call_function":
+            self.env[node] = self.call(node)
+        elif node.op == "output":
+            self.result.outputs = [self.output(item) for item in node.args[0]]  # type: ignore[union-attr]
+        else:
+            raise UndertowError(f"a graph of ATen calls has no {node.op!r} nodes ({node.name})")
+
+    def input(self, node: fx.Node, meta: Any) -> Any:
+        if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise DynamicShapesError(f"the input {node.name} is a size that is not fixed")
+        if not isinstance(meta, torch.Tensor):
+            return None
+        check_static(meta)
+        if not lowerable(meta):
+            # known to extern calls alone: the buffer stands for the tensor, whatever it holds
+            return self.opaque(node.name, meta, "input")
+        sizes, strides = tuple(meta.shape), tuple(meta.stride())
+        buffer = self.buffer(node.name, TAGS[meta.dtype], sizes, strides, "input")
+        return View(buffer, sizes, strides, 0, TAGS[meta.dtype])
+
+    def attribute(self, node: fx.Node, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        found = self.input(node, value)
+        self.result.constants[found.buffer] = value
+        return found
+
+    def output(self, item: Any) -> Any:
+        if not isinstance(item, fx.Node):
+            return item
+        value = self.env[item]
+        return self.tensor(value) if isinstance(value, View | Constant) else value
+
+    def call(self, node: fx.Node) -> Any:
+        target: Any = node.target
+        if getattr(target, "__name__", "") == "getitem":
+            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+        if not isinstance(target, torch._ops.OpOverload):
+            return self.extern(node)
+        name = target._schema.name.partition("::")[2]
+        if target._schema.is_mutable:
+            return self.copy_into(node) if target is aten.copy_.default else self.extern(node)
+        if is_view(target) or name in VIEWS_IN_ALL_BUT_NAME:
+            found = self.view(node)
+            return found if found is not None else self.extern(node)
+        if all_lowerable(node):
+            mark = len(self.result.steps), len(self.result.buffers)
+            try:
+                found = self.lower_call(node, name)
+            except CannotLower:
+                del self.result.steps[mark[0] :], self.result.buffers[mark[1] :]
+                found = None
+            if found is not None:
+                return found
+        return self.extern(node)
+
+    def lower_call(self, node: fx.Node, name: str) -> Any:
+        handler = HANDLERS.get(name)
+        if handler is not None:
+            return handler(self, node, *self.values(node.args), **self.values(node.kwargs))
+        if name in POINTWISE and isinstance(node.meta["val"], torch.Tensor):
+            return self.pointwise(
+                node.name,
+                name,
+                node.meta["val"],
+                self.values(node.args),
+                self.values(node.kwargs),
+                metas_of((*node.args, *node.kwargs.values())),
+            )
+        return None
+
+    # -- values -----------------------------------------------------------------------------
+
+    def values(self, item: Any) -> Any:
+        """Arguments with nodes replaced by what they are to us."""
+        if isinstance(item, fx.Node):
+            return self.env[item]
+        if isinstance(item, list | tuple):
+            return [self.values(part) for part in item]
+        if isinstance(item, dict):
+            return {key: self.values(part) for key, part in item.items()}
+        return item
+
+    def buffer(
+        self, name: str, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], kind: str
+    ) -> int:
+        number = len(self.result.buffers)
+        self.result.buffers.append(Buffer(number, name, dtype, sizes, strides, kind))
+        return number
+
+    def opaque(self, name: str, meta: torch.Tensor, kind: str) -> View:
+        sizes = tuple(meta.shape) if not meta.is_sparse else ()
+        number = self.buffer(name, "opaque", sizes, (), kind)
+        return View(number, sizes, (), 0, "opaque")
+
+    def fresh(self, name: str, meta: torch.Tensor) -> View:
+        """A new buffer laid out as eager would lay out this result."""
+        sizes, strides = tuple(meta.shape), tuple(meta.stride())
+        if span_of(sizes, strides) != product(sizes):
+            raise CannotLower("a result whose memory has holes")
+        tag = TAGS[meta.dtype]
+        return View(self.buffer(name, tag, sizes, strides, "temp"), sizes, strides, 0, tag)
+
+    def tensor(self, value: Any) -> View:
+        """A value in memory as it is, written out if it was not."""
+        if isinstance(value, View) and not value.casts:
+            return value
+        found = self.made.get(value)
+        if found is None:
+            meta = torch.empty_strided(
+                value.sizes,
+                value.strides if isinstance(value, View) else contiguous_of(value.sizes),
+                device="meta",
+                dtype=torch_type(value.dtype),
+            )
+            if span_of(tuple(meta.shape), tuple(meta.stride())) != product(value.sizes):
+                meta = torch.empty(value.sizes, device="meta", dtype=meta.dtype)
+            found = self.fresh("copy", meta)
+            body = Body(value.sizes, value.dtype)
+            self.nest(body, found, body.load(value), "copy")
+            self.made[value] = found
+        return found
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def nest(
+        self,
+        body: Body,
+        out: View | list[tuple[View, int]],
+        value: int,
+        origin: str,
+        reduced: tuple[bool, ...] = (),
+    ) -> View:
+        """Add a nest that stores `value` to `out`, over the loops of the body."""
+        pairs = [(out, value)] if isinstance(out, View) else out
+        stores = []
+        for view, stored in pairs:
+            strides = view.strides
+            if reduced:
+                strides = spread(view, reduced)
+            stores.append(Store(view.buffer, strides, view.offset, stored))
+        reduced = reduced or (False,) * len(body.sizes)
+        self.result.steps.append(
+            Nest(
+                len(self.result.steps),
+                body.sizes,
+                reduced,
+                tuple(body.instrs),
+                tuple(stores),
+                origin,
+                reads=reads_of(body.instrs),
+                writes=tuple(store.buffer for store in stores),
+            )
+        )
+        return pairs[0][0]
+
+    def pointwise(
+        self, origin: str, name: str, meta: Any, args: Any, kwargs: Any, metas: tuple[Any, ...]
+    ) -> Value:
+        body = Body(tuple(meta.shape), TAGS[meta.dtype], metas)
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "dtype")}
+        value = body.cast(POINTWISE[name](body, *args, **kwargs), body.t)
+        if all(instr.op == "const" for instr in body.instrs):
+            return (
+                Constant(body.sizes, body.out, body.instrs[value].data)
+                if (body.instrs[value].op == "const")
+                else self.nest(body, self.fresh(origin, meta), value, origin)
+            )
+        return self.nest(body, self.fresh(origin, meta), value, origin)
+
+    def view(self, node: fx.Node) -> Any:
+        """What a view operator returns: other strides on the same buffer."""
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            return None
+        base = self.env[source]
+        meta, before = node.meta["val"], source.meta["val"]
+        if isinstance(meta, list | tuple):
+            found = [self.view_of(base, before, part) for part in meta]
+            return None if any(part is None for part in found) else found
+        return self.view_of(base, before, meta)
+
+    def view_of(self, base: Any, before: torch.Tensor, meta: torch.Tensor) -> Value | None:
+        check_static(meta)
+        if meta.dtype != before.dtype or not lowerable(meta) or not lowerable(before):
+            return None
+        if isinstance(base, Constant):
+            return Constant(tuple(meta.shape), base.dtype, base.number)
+        if not isinstance(base, View) or base.dtype == "opaque":
+            return None
+        moved = int(meta.storage_offset()) - int(before.storage_offset())
+        return View(
+            base.buffer,
+            tuple(meta.shape),
+            tuple(meta.stride()),
+            base.offset + moved,
+            base.dtype,
+            base.casts,
+        )
+
+    def settle(self, buffer: int) -> None:
+        """Write out casts of a buffer before it changes under them."""
+        for node in self.lazy.pop(buffer, ()):
+            value = self.env[node]
+            if isinstance(value, View) and value.casts:
+                self.env[node] = self.tensor(value)
+        for value in [v for v in self.made if isinstance(v, View) and v.buffer == buffer]:
+            del self.made[value]
+
+    def copy_into(self, node: fx.Node) -> Any:
+        args = named_arguments(node)
+        target, source = self.env[args["self"]], self.values(args["src"])
+        if not isinstance(target, View) or target.dtype == "opaque" or not all_lowerable(node):
+            return self.extern(node)
+        self.settle(target.buffer)
+        if isinstance(source, View) and source.buffer == target.buffer and source != target:
+            return self.extern(node)  # it may read what it has already overwritten
+        body = Body(target.sizes, target.dtype)
+        try:
+            value = body.take(source, body.t)
+        except CannotLower:
+            return self.extern(node)
+        self.nest(body, target, value, node.name)
+        return target
+
+    def extern(self, node: fx.Node) -> Any:
+        target: Any = node.target
+        name = str(target)
+        self.result.fallbacks[name] = self.result.fallbacks.get(name, 0) + 1
+        written = written_parameters(target)
+        arguments = named_arguments(node)
+        touched = [self.values(arguments[key]) for key in sorted(written) if key in arguments]
+        for view in views_in(touched):
+            self.settle(view.buffer)
+        args = tuple(self.placed(arg) for arg in self.values(node.args))
+        kwargs = {key: self.placed(arg) for key, arg in self.values(node.kwargs).items()}
+        meta = node.meta.get("val")
+        is_tuple = isinstance(meta, list | tuple)
+        metas: list[Any] = list(meta) if is_tuple else [meta]  # type: ignore[arg-type]
+        into = target in OUT_VARIANTS and all(lowerable(m) for m in metas_of((*node.args, meta)))
+        results = [
+            self.aliased(target, k, arguments) or self.extern_result(node, k, item, into)
+            for k, item in enumerate(metas)
+        ]
+        own = [r if not self.aliased(target, k, arguments) else None for k, r in enumerate(results)]
+        outputs = tuple(r.buffer if isinstance(r, View) else None for r in own)
+        writes = tuple(view.buffer for view in views_in(touched))
+        self.result.steps.append(
+            Extern(
+                len(self.result.steps),
+                node,
+                args,
+                kwargs,
+                outputs,
+                is_tuple,
+                into,
+                reads=tuple(view.buffer for view in views_in([*args, *kwargs.values()])),
+                writes=(*writes, *(number for number in outputs if number is not None)),
+            )
+        )
+        return results if is_tuple else results[0]
+
+    def aliased(self, target: Any, k: int, arguments: dict[str, Any]) -> View | None:
+        """The argument that a mutating operator writes to and returns."""
+        schema = getattr(target, "_schema", None)
+        if schema is None or not schema.is_mutable or k >= len(schema.returns):
+            return None
+        info = schema.returns[k].alias_info
+        if info is None or not info.is_write:
+            return None
+        for argument in schema.arguments:
+            mine = argument.alias_info
+            if mine is not None and mine.before_set == info.before_set:
+                value = self.values(arguments.get(argument.name))
+                return value if isinstance(value, View) else None
+        return None
+
+    def extern_result(self, node: fx.Node, k: int, meta: Any, into: bool) -> Any:
+        if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise DynamicShapesError(f"{node.name} gives a size that is not fixed")
+        if not isinstance(meta, torch.Tensor):
+            return None
+        check_static(meta)
+        name = f"{node.name}_{k}" if k else node.name
+        if not lowerable(meta):
+            return self.opaque(name, meta, "extern")
+        sizes, strides = tuple(meta.shape), tuple(meta.stride())
+        tag = TAGS[meta.dtype]
+        dense = span_of(sizes, strides) == product(sizes)
+        kind = "temp" if into and dense else "extern"
+        return View(self.buffer(name, tag, sizes, strides, kind), sizes, strides, 0, tag)
+
+    def placed(self, item: Any) -> Any:
+        """An argument of an extern call: every value in memory."""
+        if isinstance(item, View | Constant):
+            return self.tensor(item) if not is_opaque(item) else item
+        if isinstance(item, list):
+            return [self.placed(part) for part in item]
+        return item
+
+
+def is_opaque(value: Any) -> bool:
+    return isinstance(value, View) and value.dtype == "opaque"
+
+
+def views_in(item: Any) -> list[View]:
+    if isinstance(item, View):
+        return [item]
+    if isinstance(item, list | tuple) and not isinstance(item, Constant):
+        return [view for part in item for view in views_in(part)]
+    return []
+
+
+def reads_of(instrs: list[Instr] | tuple[Instr, ...]) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for instr in instrs:
+        if instr.op == "load":
+            found[instr.data] = None
+        elif instr.op == "gather":
+            found[instr.data[0]] = None
+    return tuple(found)
+
+
+def spread(view: View, reduced: tuple[bool, ...]) -> tuple[int, ...]:
+    """Strides of a reduction's result over all the loops of its nest."""
+    strides = iter(view.strides)
+    if len(view.strides) == len(reduced):
+        return tuple(0 if gone else s for s, gone in zip(view.strides, reduced, strict=True))
+    return tuple(0 if gone else next(strides) for gone in reduced)
+
+
+def torch_type(tag: str) -> torch.dtype:
+    from undertow.loops.dtypes import TORCH
+
+    return TORCH[tag]
+
+
+def contiguous_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    from undertow.loops.ir import contiguous
+
+    return contiguous(sizes)
+
+
+def metas_of(args: Any) -> tuple[Any, ...]:
+    return tuple(a.meta.get("val") if isinstance(a, fx.Node) else a for a in args)
+
+
+def lowerable(meta: Any) -> bool:
+    """Whether loops may touch this tensor: strided, on the CPU, of a type that we know."""
+    if not isinstance(meta, torch.Tensor):
+        return True
+    return (
+        meta.dtype in TAGS
+        and meta.layout is torch.strided
+        and meta.device.type in ("cpu", "meta")
+        and not meta.is_neg()
+        and not meta.is_conj()
+    )
+
+
+def all_lowerable(node: fx.Node) -> bool:
+    metas = [n.meta.get("val") for n in node.all_input_nodes]
+    metas.append(node.meta.get("val"))
+    for meta in metas:
+        for part in meta if isinstance(meta, list | tuple) else (meta,):
+            if not lowerable(part) or (isinstance(part, torch.Tensor) and 0 in part.shape):
+                return False
+    return True
+
+
+def check_static(meta: torch.Tensor) -> None:
+    if meta.layout is not torch.strided:
+        return
+    for size in (*meta.shape, *meta.stride()):
+        if not isinstance(size, int):
+            raise DynamicShapesError("a tensor has a size that is not fixed")
+
+
+@lru_cache(maxsize=4096)
+def is_view(target: Any) -> bool:
+    """Whether an operator returns aliases of its first argument and writes to nothing."""
+    schema = target._schema
+    aliases = [r.alias_info for r in schema.returns]
+    if not aliases or any(a is None or a.is_write for a in aliases):
+        return False
+    # a composite one, such as reshape, may copy
+    return not target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)

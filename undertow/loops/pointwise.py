@@ -1,0 +1,370 @@
+"""Elementwise ATen operators as scalar instructions, with eager's type promotion.
+
+Each entry builds the value of one element in a `Body`. Operands are converted to the type of the
+result, except in comparisons, which are made in the type that their operands promote to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from undertow.loops.body import Body, CannotLower
+from undertow.loops.dtypes import HALVES, TAGS, is_float, register
+
+Rule = Callable[..., int]
+POINTWISE: dict[str, Rule] = {}
+"""Rules by the operator's name without its overload."""
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def keep(function: Rule) -> Rule:
+        for name in names:
+            POINTWISE[name] = function
+        return function
+
+    return keep
+
+
+def promoted(b: Body) -> str:
+    """The storage type in which the operands of a comparison meet."""
+    operands: list[Any] = [m for m in b.metas if isinstance(m, torch.Tensor | int | float | bool)][
+        :2
+    ]
+    if len(operands) == 1:
+        return TAGS[operands[0].dtype] if isinstance(operands[0], torch.Tensor) else "f32"
+    return TAGS[torch.result_type(*operands)]
+
+
+# Operators of one operand whose instruction has the same name and the type of the result.
+_UNARY = """
+exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan sinh cosh tanh
+asinh acosh atanh erf erfc sigmoid reciprocal lgamma
+"""
+for _name in _UNARY.split():
+
+    def _float_unary(b: Body, x: Any, *, _op: str = _name) -> int:
+        if not is_float(b.t):
+            raise CannotLower("a result that is not a float")
+        return b.op(_op, b.t, b.take(x, b.t))
+
+    POINTWISE[_name] = _float_unary
+
+for _name in ("floor", "ceil", "round", "trunc"):
+
+    def _rounding(b: Body, x: Any, *, _op: str = _name, **options: Any) -> int:
+        if options.get("decimals"):
+            raise CannotLower("rounding to decimals")
+        return b.op(_op, b.t, b.take(x, b.t)) if is_float(b.t) else b.take(x, b.t)
+
+    POINTWISE[_name] = _rounding
+
+for _name in ("maximum", "minimum", "fmax", "fmin"):
+
+    def _extremum(b: Body, x: Any, y: Any, *, _op: str = _name) -> int:
+        return b.op(_op, b.t, b.take(x, b.t), b.take(y, b.t))
+
+    POINTWISE[_name] = _extremum
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+
+    def _compare(b: Body, x: Any, y: Any, *, _op: str = _name) -> int:
+        meet = promoted(b)
+        sides = [b.take(side, register(meet)) for side in (x, y)]
+        if meet in HALVES:
+            sides = [
+                b.op("round", "f32", s, data=meet) if b.instrs[s].op == "const" else s
+                for s in sides
+            ]
+        return b.op(_op, "bool", *sides)
+
+    POINTWISE[_name] = _compare
+
+for _name, _op_name in {"and": "and", "or": "or", "xor": "xor"}.items():
+
+    def _logical(b: Body, x: Any, y: Any, *, _op: str = _op_name) -> int:
+        return b.op(_op, "bool", b.take(x, "bool"), b.take(y, "bool"))
+
+    def _bitwise(b: Body, x: Any, y: Any, *, _op: str = _op_name) -> int:
+        return b.op(_op, b.t, b.take(x, b.t), b.take(y, b.t))
+
+    POINTWISE[f"logical_{_name}"] = _logical
+    POINTWISE[f"bitwise_{_name}"] = _bitwise
+
+for _name in ("atan2", "hypot", "copysign"):
+
+    def _float_binary(b: Body, x: Any, y: Any, *, _op: str = _name) -> int:
+        if not is_float(b.t):
+            raise CannotLower("a result that is not a float")
+        return b.op(_op, b.t, b.take(x, b.t), b.take(y, b.t))
+
+    POINTWISE[_name] = _float_binary
+
+
+def _scaled(b: Body, y: Any, alpha: Any) -> int:
+    scaled = b.take(y, b.t)
+    return scaled if alpha == 1 else b.op("mul", b.t, scaled, b.const(alpha, b.t))
+
+
+@rule("add")
+def _add(b: Body, x: Any, y: Any, alpha: Any = 1) -> int:
+    return b.op("add", b.t, b.take(x, b.t), _scaled(b, y, alpha))
+
+
+@rule("sub")
+def _sub(b: Body, x: Any, y: Any, alpha: Any = 1) -> int:
+    return b.op("sub", b.t, b.take(x, b.t), _scaled(b, y, alpha))
+
+
+@rule("rsub")
+def _rsub(b: Body, x: Any, y: Any, alpha: Any = 1) -> int:
+    return b.op("sub", b.t, b.take(y, b.t), _scaled(b, x, alpha))
+
+
+@rule("mul")
+def _mul(b: Body, x: Any, y: Any) -> int:
+    return b.op("mul", b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("div", "true_divide")
+def _div(b: Body, x: Any, y: Any, rounding_mode: str | None = None) -> int:
+    if not is_float(b.t):
+        return _divide_ints(b, x, y, rounding_mode)
+    if rounding_mode == "floor":
+        return b.op("floordiv", b.t, b.take(x, b.t), b.take(y, b.t))
+    quotient = b.op("div", b.t, b.take(x, b.t), b.take(y, b.t))
+    return b.op("trunc", b.t, quotient) if rounding_mode == "trunc" else quotient
+
+
+def _divide_ints(b: Body, x: Any, y: Any, rounding_mode: str | None) -> int:
+    # eager raises on a division by zero, so only divisors known to be none are ours
+    if not isinstance(y, int) or y in (0, -1) or isinstance(y, bool) or b.t == "bool":
+        raise CannotLower("an integer divided by what might be zero")
+    name = "floordiv" if rounding_mode == "floor" else "div"
+    return b.op(name, b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("floor_divide")
+def _floor_divide(b: Body, x: Any, y: Any) -> int:
+    return _div(b, x, y, "floor")
+
+
+@rule("remainder")
+def _remainder(b: Body, x: Any, y: Any) -> int:
+    if not is_float(b.t) and (not isinstance(y, int) or y in (0, -1) or b.t == "bool"):
+        raise CannotLower("an integer divided by what might be zero")
+    return b.op("remainder", b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("fmod")
+def _fmod(b: Body, x: Any, y: Any) -> int:
+    if not is_float(b.t):
+        raise CannotLower("an integer divided by what might be zero")
+    return b.op("fmod", b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("neg")
+def _neg(b: Body, x: Any) -> int:
+    return b.op("neg", b.t, b.take(x, b.t))
+
+
+@rule("abs")
+def _abs(b: Body, x: Any) -> int:
+    return b.take(x, b.t) if b.t in ("bool", "u8") else b.op("abs", b.t, b.take(x, b.t))
+
+
+@rule("sign", "sgn")
+def _sign(b: Body, x: Any) -> int:
+    return b.take(x, b.t) if b.t == "bool" else b.op("sign", b.t, b.take(x, b.t))
+
+
+@rule("relu")
+def _relu(b: Body, x: Any) -> int:
+    return b.op("maximum", b.t, b.take(x, b.t), b.const(0, b.t))
+
+
+@rule("frac")
+def _frac(b: Body, x: Any) -> int:
+    found = b.take(x, b.t)
+    return b.op("sub", b.t, found, b.op("trunc", b.t, found))
+
+
+@rule("square")
+def _square(b: Body, x: Any) -> int:
+    found = b.take(x, b.t)
+    return b.op("mul", b.t, found, found)
+
+
+@rule("pow")
+def _pow(b: Body, x: Any, y: Any) -> int:
+    if not is_float(b.t):
+        raise CannotLower("a power of integers")
+    if isinstance(y, int | float):
+        short = _short_power(b, b.take(x, b.t), float(y))
+        if short is not None:
+            return short
+    if isinstance(x, int | float) and x == 2 and b.t == "f32":
+        return b.op("exp2", b.t, b.take(y, b.t))
+    return b.op("pow", b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+def _short_power(b: Body, x: int, y: float) -> int | None:
+    """Powers that eager computes without pow."""
+    if y == 0.0:
+        return b.const(1, b.t)
+    if y == 1.0:
+        return x
+    if y == 0.5:
+        return b.op("sqrt", b.t, x)
+    if y == -0.5:
+        return b.op("rsqrt", b.t, x)
+    if y in (2.0, 3.0, -1.0, -2.0):
+        found = x
+        for _ in range(int(abs(y)) - 1):
+            found = b.op("mul", b.t, found, x)
+        return found if y > 0 else b.op("reciprocal", b.t, found)
+    return None
+
+
+@rule("where")
+def _where(b: Body, condition: Any, x: Any, y: Any) -> int:
+    return b.op("where", b.t, b.take(condition, "bool"), b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("masked_fill")
+def _masked_fill(b: Body, x: Any, mask: Any, value: Any) -> int:
+    return b.op("where", b.t, b.take(mask, "bool"), b.take(value, b.t), b.take(x, b.t))
+
+
+@rule("clamp")
+def _clamp(b: Body, x: Any, low: Any = None, high: Any = None) -> int:
+    found = b.take(x, b.t)
+    if low is not None:
+        found = b.op("maximum", b.t, found, b.take(low, b.t))
+    if high is not None:
+        found = b.op("minimum", b.t, found, b.take(high, b.t))
+    return found
+
+
+@rule("clamp_min")
+def _clamp_min(b: Body, x: Any, low: Any) -> int:
+    return _clamp(b, x, low)
+
+
+@rule("clamp_max")
+def _clamp_max(b: Body, x: Any, high: Any) -> int:
+    return _clamp(b, x, None, high)
+
+
+@rule("logical_not")
+def _logical_not(b: Body, x: Any) -> int:
+    return b.op("not", "bool", b.take(x, "bool"))
+
+
+@rule("bitwise_not")
+def _bitwise_not(b: Body, x: Any) -> int:
+    return b.op("not", b.t, b.take(x, b.t))
+
+
+@rule("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
+def _shift(b: Body, x: Any, y: Any) -> int:
+    raise CannotLower("a shift, whose amount may be out of range")
+
+
+def _own_type(b: Body, x: Any) -> int:
+    return b.load(x) if not isinstance(x, int | float | bool) else b.const(x, "f32")
+
+
+@rule("isnan")
+def _isnan(b: Body, x: Any) -> int:
+    found = _own_type(b, x)
+    return b.op("ne", "bool", found, found)
+
+
+@rule("isinf")
+def _isinf(b: Body, x: Any) -> int:
+    found = _own_type(b, x)
+    kind = b.instrs[found].dtype
+    if not is_float(kind):
+        return b.const(False, "bool")
+    return b.op("eq", "bool", b.op("abs", kind, found), b.const(math.inf, kind))
+
+
+@rule("isfinite")
+def _isfinite(b: Body, x: Any) -> int:
+    found = _own_type(b, x)
+    kind = b.instrs[found].dtype
+    if not is_float(kind):
+        return b.const(True, "bool")
+    return b.op("lt", "bool", b.op("abs", kind, found), b.const(math.inf, kind))
+
+
+@rule("signbit")
+def _signbit(b: Body, x: Any) -> int:
+    found = _own_type(b, x)
+    kind = b.instrs[found].dtype
+    if is_float(kind):
+        return b.op("signbit", "bool", found)
+    if kind in ("bool", "u8"):
+        return b.const(False, "bool")
+    return b.op("lt", "bool", found, b.const(0, kind))
+
+
+@rule("lerp")
+def _lerp(b: Body, start: Any, end: Any, weight: Any) -> int:
+    # eager's formula: it is exact at both ends
+    t = b.t
+    s, e, w = b.take(start, t), b.take(end, t), b.take(weight, t)
+    gap = b.op("sub", t, e, s)
+    low = b.op("add", t, s, b.op("mul", t, w, gap))
+    rest = b.op("sub", t, b.const(1, t), w)
+    high = b.op("sub", t, e, b.op("mul", t, gap, rest))
+    near = b.op("lt", "bool", b.op("abs", t, w), b.const(0.5, t))
+    return b.op("where", t, near, low, high)
+
+
+@rule("addcmul")
+def _addcmul(b: Body, x: Any, y: Any, z: Any, value: Any = 1) -> int:
+    scaled = b.op("mul", b.t, _scaled(b, y, value), b.take(z, b.t))
+    return b.op("add", b.t, b.take(x, b.t), scaled)
+
+
+@rule("addcdiv")
+def _addcdiv(b: Body, x: Any, y: Any, z: Any, value: Any = 1) -> int:
+    if not is_float(b.t):
+        raise CannotLower("an integer divided by what might be zero")
+    scaled = b.op("div", b.t, _scaled(b, y, value), b.take(z, b.t))
+    return b.op("add", b.t, b.take(x, b.t), scaled)
+
+
+@rule("sigmoid_backward")
+def _sigmoid_backward(b: Body, grad: Any, y: Any) -> int:
+    t, out = b.t, b.take(y, b.t)
+    rest = b.op("sub", t, b.const(1, t), out)
+    return b.op("mul", t, b.take(grad, t), b.op("mul", t, rest, out))
+
+
+@rule("tanh_backward")
+def _tanh_backward(b: Body, grad: Any, y: Any) -> int:
+    t, out = b.t, b.take(y, b.t)
+    return b.op("mul", t, b.take(grad, t), b.op("sub", t, b.const(1, t), b.op("mul", t, out, out)))
+
+
+@rule("threshold_backward")
+def _threshold_backward(b: Body, grad: Any, x: Any, threshold: Any) -> int:
+    t = b.t
+    low = b.op("le", "bool", b.take(x, t), b.const(threshold, t))
+    return b.op("where", t, low, b.const(0, t), b.take(grad, t))
+
+
+@rule("clone", "lift_fresh_copy", "alias_copy")
+def _clone(b: Body, x: Any) -> int:
+    return b.load(x)
+
+
+@rule("copy")
+def _copy(b: Body, _: Any, source: Any, *__: Any) -> int:
+    return b.take(source, b.t)
