@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "concatenation": (
         lambda x, y: torch.cat([x, y + 1], 1).relu(),
         (normal(5, 3), normal(5, 7)),
-        3,
+        1,
     ),
     "index": (lambda x, i: x[i] + 1, (normal(20, 3), torch.tensor([1, -1, 4])), 1),
     "pad": (lambda x: torch.nn.functional.pad(x, (1, 2, 0, 3), value=7.0), (normal(5, 4),), 1),

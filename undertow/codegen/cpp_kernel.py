@@ -313,6 +313,11 @@ class _Writer:
             assert instr.strides is not None
             slot, stored = self.slots[instr.data], self.buffers[instr.data].dtype
             text = loaded(f"p{slot}", self.address(instr.strides, instr.offset), stored)
+        elif instr.op == "mload":
+            assert instr.strides is not None
+            slot, stored = self.slots[instr.data], self.buffers[instr.data].dtype
+            text = loaded(f"p{slot}", self.address(instr.strides, instr.offset), stored)
+            text = f"{args[0]} ? {text} : ({kind})0"
         elif instr.op == "gather":
             assert instr.strides is not None
             buffer, steps = instr.data
@@ -323,6 +328,7 @@ class _Writer:
         elif instr.op == "index":
             assert instr.strides is not None
             text = self.address(instr.strides, instr.offset)
+            text = text if kind == "i64" else f"({kind})({text})"
         else:
             source = self.kernel.code[instr.args[0]].dtype if instr.args else ""
             text = expression(instr, args, source)

@@ -7,6 +7,7 @@ from typing import Any
 
 from undertow.loops.dtypes import HALVES, is_float, register
 from undertow.loops.ir import Constant, Instr, Value, View
+from undertow.loops.recipes import Mapping, Recipe, find_mapping, is_partial
 
 
 class CannotLower(Exception):  # noqa: N818 (it is a decision, not a fault)
@@ -16,8 +17,15 @@ class CannotLower(Exception):  # noqa: N818 (it is a decision, not a fault)
 class Body:
     """Instructions of one nest over `sizes`; equal instructions are one."""
 
-    def __init__(self, sizes: tuple[int, ...], out: str, metas: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        out: str,
+        metas: tuple[Any, ...] = (),
+        recipes: dict[int, Recipe] | None = None,
+    ) -> None:
         self.sizes = sizes
+        self.recipes = recipes or {}
         self.out = out  # the storage type of the result
         self.metas = metas
         self.instrs: list[Instr] = []
@@ -85,20 +93,109 @@ class Body:
 
     def load_at(self, value: View, strides: tuple[int, ...], offset: int) -> int:
         stored = value.casts[0] if value.casts else value.dtype
+        recipe = self.recipes.get(value.buffer)
+        if recipe is not None and is_partial(recipe, self.sizes, strides):
+            mapping = find_mapping(recipe, self.sizes, strides, offset)
+            if mapping is not None:
+                return self.casted(self.repeat(recipe, mapping), value)
         found = self.emit(Instr("load", register(stored), (), value.buffer, strides, offset))
-        for cast in value.casts[1:]:
+        return self.casted(found, value)
+
+    def casted(self, found: int, value: View) -> int:
+        """What was loaded from a view's buffer, as the view has it."""
+        for cast in (*value.casts[1:], value.dtype) if value.casts else ():
             found = self.convert(found, cast)
-        return self.convert(found, value.dtype) if value.casts else found
+        return found
+
+    def repeat(
+        self,
+        recipe: Recipe,
+        mapping: Mapping,
+        terms: tuple[tuple[int, int], ...] = (),
+        mask: int | None = None,
+    ) -> int:
+        """Compute a recipe again at mapped places; `terms` are computed indices into its loops."""
+        local: list[int] = []
+        for instr in recipe.body:
+            args = tuple(local[arg] for arg in instr.args)
+            if instr.op != "load":
+                local.append(self.emit(instr._replace(args=args)))
+                continue
+            assert instr.strides is not None
+            strides = mapping.strides(instr.strides)
+            offset = instr.offset + mapping.offset(instr.strides)
+            picked = [(arg, instr.strides[k]) for arg, k in terms if instr.strides[k]]
+            local.append(self.read(instr.data, instr.dtype, strides, offset, picked, mask))
+        return local[recipe.value]
+
+    def read(
+        self,
+        buffer: int,
+        dtype: str,
+        strides: tuple[int, ...],
+        offset: int,
+        terms: list[tuple[int, int]],
+        mask: int | None,
+    ) -> int:
+        """A load, by computed indices or under a mask if there are any."""
+        if terms:
+            data = (buffer, tuple(stride for _, stride in terms))
+            args = tuple(arg for arg, _ in terms)
+            return self.emit(Instr("gather", dtype, args, data, strides, offset))
+        if mask is not None:
+            return self.emit(Instr("mload", dtype, (mask,), buffer, strides, offset))
+        return self.emit(Instr("load", dtype, (), buffer, strides, offset))
+
+    def window(self, value: Value, dim: int, begin: int, mask: int) -> int:
+        """A value laid over loop `dim` from `begin` on; anything where the mask is false."""
+        if isinstance(value, Constant):
+            return self.const(value.number, register(value.dtype))
+        recipe = self.recipes.get(value.buffer)
+        strides = tuple(s if n != 1 else 0 for s, n in zip(value.strides, value.sizes, strict=True))
+        if recipe is not None:
+            mapping = find_mapping(recipe, value.sizes, strides, value.offset)
+            if mapping is not None:
+                moved = tuple(
+                    o - row[dim] * begin
+                    for o, row in zip(mapping.offsets, mapping.factors, strict=True)
+                )
+                found = self.repeat(recipe, mapping._replace(offsets=moved), mask=mask)
+                return self.casted(found, value)
+        stored = value.casts[0] if value.casts else value.dtype
+        offset = value.offset - begin * strides[dim]
+        found = self.read(value.buffer, register(stored), strides, offset, [], mask)
+        return self.casted(found, value)
+
+    def inside(self, dim: int, begin: int, end: int) -> int:
+        """Whether loop `dim` is in [begin, end)."""
+        strides = tuple(int(k == dim) for k in range(len(self.sizes)))
+        place = self.emit(Instr("index", "i32", (), None, strides, 0))
+        low = self.op("ge", "bool", place, self.const(begin, "i32")) if begin else None
+        if end >= self.sizes[dim]:
+            return self.const(True, "bool") if low is None else low
+        high = self.op("lt", "bool", place, self.const(end, "i32"))
+        return high if low is None else self.op("and", "bool", low, high)
 
     def gather(self, value: View, strides: tuple[int, ...], terms: list[tuple[int, int]]) -> int:
         """A value at the loop's place plus computed indices times strides."""
         stored = value.casts[0] if value.casts else value.dtype
-        data = (value.buffer, tuple(stride for _, stride in terms))
-        args = tuple(arg for arg, _ in terms)
-        found = self.emit(Instr("gather", register(stored), args, data, strides, value.offset))
-        for cast in (*value.casts[1:], value.dtype) if value.casts else ():
-            found = self.convert(found, cast)
-        return found
+        recipe = self.recipes.get(value.buffer)
+        if recipe is not None and value.offset == 0:
+            mapping = find_mapping(recipe, self.sizes, strides, 0)
+            dims = [
+                next((k for k, s in enumerate(recipe.strides) if s == step), None)
+                for _, step in terms
+            ]
+            free = mapping is not None and all(
+                k is not None and not any(mapping.factors[k]) and recipe.sizes[k] > 1 for k in dims
+            )
+            if mapping is not None and free:
+                at = tuple(
+                    (arg, k) for (arg, _), k in zip(terms, dims, strict=True) if k is not None
+                )
+                return self.casted(self.repeat(recipe, mapping, at), value)
+        found = self.read(value.buffer, register(stored), strides, value.offset, terms, None)
+        return self.casted(found, value)
 
     def take(self, operand: Any, dtype: str) -> int:
         """An operand (a value or a number) in a register type."""

@@ -185,6 +185,8 @@ class _Fuser:
         for instr in nest.body:
             if instr.op == "gather" and instr.data[0] in group.made:
                 return "it picks from the result by index"
+            if instr.op == "mload" and instr.data in group.made:
+                return "it reads a part of the result"
             if instr.op != "load":
                 continue
             assert instr.strides is not None

@@ -103,6 +103,8 @@ def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
         elif instr.op == "gather":
             # anywhere in the buffer: nothing can match it
             group.read.setdefault(instr.data[0], []).append(Access(place, (), -1, "gather"))
+        elif instr.op == "mload":
+            group.read.setdefault(instr.data, []).append(Access(place, (), -1, "gather"))
     result = "late" if late else ("row" if nest.is_reduction else level)
     for store in nest.stores:
         group.made[store.buffer] = Access(place, store.strides, store.offset, result)

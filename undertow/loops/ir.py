@@ -68,6 +68,7 @@ class Instr(NamedTuple):
     load      data = buffer                      value at map
     index                                        the map's own value, as int64
     gather    data = (buffer, strides of args)   value at map + sum of args times their strides
+    mload     data = buffer                      value at map where the argument is true
     const     data = number
     bound     data = size                        an index wrapped and checked against a size
     reduce    data = kind                        over the nest's reduced loops

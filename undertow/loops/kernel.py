@@ -273,7 +273,7 @@ def _give_levels(kernel: Kernel) -> None:
 def _count_buffers(kernel: Kernel) -> None:
     reads: dict[int, None] = {}
     for instr in kernel.code:
-        if instr.op == "load":
+        if instr.op in ("load", "mload"):
             reads[instr.data] = None
         elif instr.op == "gather":
             reads[instr.data[0]] = None

@@ -32,6 +32,7 @@ from undertow.loops.ir import (
     span_of,
 )
 from undertow.loops.pointwise import POINTWISE
+from undertow.loops.recipes import Recipe, make_recipe
 
 aten = torch.ops.aten
 Handler = Callable[..., Any]
@@ -82,6 +83,8 @@ class Lowering:
         self.env: dict[fx.Node, Any] = {}
         self.lazy: dict[int, list[fx.Node]] = {}  # nodes that are casts of a buffer, by buffer
         self.made: dict[Value, View] = {}  # values that had to be written out
+        self.recipes: dict[int, Recipe] = {}  # cheap results, by buffer
+        self.by_nest: set[int] = set()  # buffers that nests make
 
     # -- the walk ---------------------------------------------------------------------------
 
@@ -236,6 +239,7 @@ class Lowering:
                 strides = spread(view, reduced)
             stores.append(Store(view.buffer, strides, view.offset, stored))
         reduced = reduced or (False,) * len(body.sizes)
+        self.by_nest.update(store.buffer for store in stores)
         self.result.steps.append(
             Nest(
                 len(self.result.steps),
@@ -253,16 +257,26 @@ class Lowering:
     def pointwise(
         self, origin: str, name: str, meta: Any, args: Any, kwargs: Any, metas: tuple[Any, ...]
     ) -> Value:
-        body = Body(tuple(meta.shape), TAGS[meta.dtype], metas)
+        body = Body(tuple(meta.shape), TAGS[meta.dtype], metas, self.recipes)
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "dtype")}
         value = body.cast(POINTWISE[name](body, *args, **kwargs), body.t)
-        if all(instr.op == "const" for instr in body.instrs):
-            return (
-                Constant(body.sizes, body.out, body.instrs[value].data)
-                if (body.instrs[value].op == "const")
-                else self.nest(body, self.fresh(origin, meta), value, origin)
-            )
-        return self.nest(body, self.fresh(origin, meta), value, origin)
+        if body.instrs[value].op == "const":
+            return Constant(body.sizes, body.out, body.instrs[value].data)
+        out = self.nest(body, self.fresh(origin, meta), value, origin)
+        recipe = make_recipe(body.sizes, out.strides, tuple(body.instrs), value)
+        if recipe is not None:
+            self.recipes[out.buffer] = recipe
+        return out
+
+    def body(self, sizes: tuple[int, ...], dtype: str) -> Body:
+        """A body that may compute cheap results again."""
+        return Body(sizes, dtype, (), self.recipes)
+
+    def is_at_hand(self, value: Value) -> bool:
+        """Whether reading a window of a value does not force it to be written for that alone."""
+        if isinstance(value, Constant) or value.buffer in self.recipes:
+            return True
+        return value.buffer not in self.by_nest
 
     def view(self, node: fx.Node) -> Any:
         """What a view operator returns: other strides on the same buffer."""
@@ -300,6 +314,9 @@ class Lowering:
             value = self.env[node]
             if isinstance(value, View) and value.casts:
                 self.env[node] = self.tensor(value)
+        for number, recipe in list(self.recipes.items()):
+            if number == buffer or buffer in reads_of(recipe.body):
+                del self.recipes[number]
         for value in [v for v in self.made if isinstance(v, View) and v.buffer == buffer]:
             del self.made[value]
 
@@ -414,6 +431,8 @@ def reads_of(instrs: list[Instr] | tuple[Instr, ...]) -> tuple[int, ...]:
             found[instr.data] = None
         elif instr.op == "gather":
             found[instr.data[0]] = None
+        elif instr.op == "mload":
+            found[instr.data] = None
     return tuple(found)
 
 

@@ -12,6 +12,7 @@ from undertow.loops.ir import Constant, Value, View
 from undertow.loops.lower import Lowering, handles, metas_of
 from undertow.loops.pointwise import POINTWISE
 
+MOST_WINDOWS = 4  # parts of a concatenation chosen between where it is read
 MOST_COPIES = 64  # parts of a concatenation written by loops of their own
 
 
@@ -55,7 +56,7 @@ def _scalar(lowering: Lowering, node: fx.Node, number: Any, **_: Any) -> Value:
 
 @handles("fill")
 def _fill(lowering: Lowering, node: fx.Node, x: Any, number: Any) -> Value:
-    body = Body(tuple(node.meta["val"].shape), TAGS[node.meta["val"].dtype])
+    body = lowering.body(tuple(node.meta["val"].shape), TAGS[node.meta["val"].dtype])
     value = body.take(number, body.t)
     return lowering.nest(body, lowering.fresh(node.name, node.meta["val"]), value, node.name)
 
@@ -68,7 +69,7 @@ def _arange(lowering: Lowering, node: fx.Node, *args: Any, **kwargs: Any) -> Val
     else:
         start = args[0] if len(args) > 1 else 0
         step = args[2] if len(args) > 2 else kwargs.get("step", 1)
-    body = Body(tuple(meta.shape), TAGS[meta.dtype])
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
     # eager counts in the widest type, and rounds once
     kind = "f64" if is_float(body.t) else "i64"
     place = body.cast(body.index(0), kind)
@@ -90,7 +91,7 @@ def _to_copy(lowering: Lowering, node: fx.Node, x: Any, *args: Any, **kwargs: An
         lowering.lazy.setdefault(x.buffer, []).append(node)
         cast: View = x._replace(dtype=tag, casts=(*x.casts, x.dtype))
         return cast
-    body = Body(tuple(meta.shape), tag)
+    body = lowering.body(tuple(meta.shape), tag)
     value = body.convert(body.load(x), tag)
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 
@@ -98,7 +99,7 @@ def _to_copy(lowering: Lowering, node: fx.Node, x: Any, *args: Any, **kwargs: An
 @handles("copy")
 def _copy(lowering: Lowering, node: fx.Node, x: Any, source: Any, *_: Any) -> Value:
     meta = node.meta["val"]
-    body = Body(tuple(meta.shape), TAGS[meta.dtype])
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
     value = body.take(source, body.t)
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 
@@ -115,7 +116,7 @@ def _flip(lowering: Lowering, node: fx.Node, x: Any, dims: Any) -> Value:
     turned = {dim % len(x.sizes) for dim in dims}
     strides = tuple(-s if k in turned else s for k, s in enumerate(x.strides))
     offset = x.offset + sum((x.sizes[k] - 1) * x.strides[k] for k in turned)
-    body = Body(x.sizes, x.dtype)
+    body = lowering.body(x.sizes, x.dtype)
     value = body.load_at(x, strides, offset)
     return lowering.nest(body, lowering.fresh(node.name, node.meta["val"]), value, node.name)
 
@@ -127,27 +128,53 @@ def _cat(lowering: Lowering, node: fx.Node, parts: Any, dim: int = 0) -> Value:
     if len(parts) > MOST_COPIES or any(m.dim() != meta.dim() for m in metas):
         raise CannotLower("too many parts, or parts of several ranks")
     dim %= meta.dim()
+    if len(parts) <= MOST_WINDOWS and all(map(lowering.is_at_hand, parts)):
+        return _choose(lowering, node, parts, dim)
     out = lowering.fresh(node.name, meta)
     begin = 0
     for part in parts:
         window = out._replace(sizes=part.sizes, offset=out.offset + begin * out.strides[dim])
-        body = Body(part.sizes, out.dtype)
+        body = lowering.body(part.sizes, out.dtype)
         lowering.nest(body, window, body.take(part, body.t), node.name)
         begin += part.sizes[dim]
     return out
+
+
+def _choose(lowering: Lowering, node: fx.Node, parts: Any, dim: int) -> Value:
+    """A concatenation as one elementwise nest: each place picks its part."""
+    meta = node.meta["val"]
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
+    begin, value = 0, -1
+    for part in parts:
+        end = begin + part.sizes[dim]
+        mask = body.inside(dim, begin, end)
+        mine = body.cast(body.window(part, dim, begin, mask), body.t)
+        value = mine if value < 0 else body.op("where", body.t, mask, mine, value)
+        begin = end
+    return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 
 
 @handles("slice_scatter", "select_scatter")
 def _scatter_view(lowering: Lowering, node: fx.Node, x: Any, source: Any, *args: Any) -> Value:
     """A copy with a window of it written over."""
     meta = node.meta["val"]
-    out = lowering.fresh(node.name, meta)
-    body = Body(out.sizes, out.dtype)
-    lowering.nest(body, out, body.take(x, body.t), node.name)
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(names, (x, source, *args), strict=False)) | node.kwargs
-    dim = int(given.get("dim", 0)) % len(out.sizes)
-    size = out.sizes[dim]
+    dim = int(given.get("dim", 0)) % meta.dim()
+    size = meta.shape[dim]
+    if "index" not in given and lowering.is_at_hand(source):
+        begin, end, step = slice(
+            given.get("start"), given.get("end"), given.get("step", 1)
+        ).indices(size)
+        if step == 1 and end > begin:
+            body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
+            mask = body.inside(dim, begin, end)
+            mine = body.cast(body.window(source, dim, begin, mask), body.t)
+            value = body.op("where", body.t, mask, mine, body.take(x, body.t))
+            return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
+    out = lowering.fresh(node.name, meta)
+    body = lowering.body(out.sizes, out.dtype)
+    lowering.nest(body, out, body.take(x, body.t), node.name)
     if "index" in given:
         place = int(given["index"]) % size
         sizes = out.sizes[:dim] + out.sizes[dim + 1 :]
@@ -163,7 +190,7 @@ def _scatter_view(lowering: Lowering, node: fx.Node, x: Any, source: Any, *args:
         sizes = (*out.sizes[:dim], count, *out.sizes[dim + 1 :])
         strides = (*out.strides[:dim], out.strides[dim] * step, *out.strides[dim + 1 :])
         window = View(out.buffer, sizes, strides, begin * out.strides[dim], out.dtype)
-    body = Body(window.sizes, out.dtype)
+    body = lowering.body(window.sizes, out.dtype)
     lowering.nest(body, window, body.take(source, body.t), node.name)
     return out
 
@@ -173,7 +200,7 @@ def _pad(lowering: Lowering, node: fx.Node, x: Any, pads: Any, fill: Any = 0) ->
     meta = node.meta["val"]
     if isinstance(x, Constant) or any(pad < 0 for pad in pads):
         raise CannotLower("a pad that cuts")
-    body = Body(tuple(meta.shape), TAGS[meta.dtype])
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
     inside = None
     strides = list(x.strides)
     terms = []
@@ -205,7 +232,7 @@ def _pad(lowering: Lowering, node: fx.Node, x: Any, pads: Any, fill: Any = 0) ->
 @handles("tril", "triu")
 def _triangle(lowering: Lowering, node: fx.Node, x: Any, diagonal: int = 0) -> Value:
     meta = node.meta["val"]
-    body = Body(tuple(meta.shape), TAGS[meta.dtype])
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
     row, column = body.index(len(body.sizes) - 2), body.index(len(body.sizes) - 1)
     edge = body.op("add", "i64", row, body.const(diagonal, "i64"))
     lower = node.target._schema.name == "aten::tril"  # type: ignore[union-attr]
@@ -239,7 +266,7 @@ def _index(lowering: Lowering, node: fx.Node, x: Any, indices: Any) -> Value:
     rank = max(len(indices[k].sizes) for k in used)
     adjacent = used == list(range(used[0], used[-1] + 1))
     first = used[0] if adjacent else 0
-    body = Body(tuple(meta.shape), x.dtype)
+    body = lowering.body(tuple(meta.shape), x.dtype)
     strides = [0] * len(body.sizes)
     plain = [k for k in range(len(x.sizes)) if k not in used]
     places = [d for d in range(len(body.sizes)) if not first <= d < first + rank]
@@ -254,7 +281,7 @@ def _index(lowering: Lowering, node: fx.Node, x: Any, indices: Any) -> Value:
 @handles("embedding")
 def _embedding(lowering: Lowering, node: fx.Node, weight: Any, index: Any, *_: Any) -> Value:
     meta = node.meta["val"]
-    body = Body(tuple(meta.shape), weight.dtype)
+    body = lowering.body(tuple(meta.shape), weight.dtype)
     last = len(body.sizes) - 1
     place = _index_at(body, index, tuple(range(last)), weight.sizes[0])
     strides = (0,) * last + (weight.strides[1],)
@@ -270,7 +297,7 @@ def _gather(
     if not isinstance(x, View) or not x.sizes:
         raise CannotLower("a gather from a constant")
     dim %= len(x.sizes)
-    body = Body(tuple(meta.shape), x.dtype)
+    body = lowering.body(tuple(meta.shape), x.dtype)
     place = _index_at(body, index, tuple(range(len(body.sizes))), x.sizes[dim])
     strides = tuple(
         0 if k == dim or body.sizes[k] == 1 else stride for k, stride in enumerate(x.strides)
@@ -289,7 +316,7 @@ def _scatter(lowering: Lowering, node: fx.Node, x: Any, dim: int, index: Any, so
     covered = tuple(s if k != dim else 1 for k, s in enumerate(meta.shape))
     if index.sizes != covered or (isinstance(source, View) and source.sizes != covered):
         raise CannotLower("a scatter of several elements per line")
-    body = Body(tuple(meta.shape), TAGS[meta.dtype])
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
     place = _index_at(body, index, tuple(range(len(body.sizes))), meta.shape[dim])
     hit = body.op("eq", "bool", place, body.index(dim))
     value = body.op("where", body.t, hit, body.take(source, body.t), body.take(x, body.t))
@@ -302,7 +329,7 @@ def _index_select(lowering: Lowering, node: fx.Node, x: Any, dim: int, index: An
     if not isinstance(x, View) or not x.sizes or len(index.sizes) != 1:
         raise CannotLower("a selection from a number")
     dim %= len(x.sizes)
-    body = Body(tuple(meta.shape), x.dtype)
+    body = lowering.body(tuple(meta.shape), x.dtype)
     place = _index_at(body, index, (dim,), x.sizes[dim])
     strides = tuple(0 if k == dim else stride for k, stride in enumerate(x.strides))
     value = body.gather(x, strides, [(place, x.strides[dim])])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from undertow.loops.body import Body, CannotLower
+from undertow.loops.body import CannotLower
 from undertow.loops.dtypes import TAGS, TORCH, is_float, register
 from undertow.loops.ir import Constant, Instr, Value, View, contiguous, product
 from undertow.loops.lower import Lowering, handles
@@ -42,7 +42,7 @@ def reduce_to(
     """One reduction of `kind` in register type `dtype`, stored as `meta` says."""
     sizes = source_of(x)
     reduced = reduced_dims(sizes, dims)
-    body = Body(sizes, TAGS[meta.dtype])
+    body = lowering.body(sizes, TAGS[meta.dtype])
     value = body.take(x, dtype or body.t)
     if any(reduced):
         value = body.op("reduce", dtype or body.t, value, data=kind)
@@ -95,7 +95,7 @@ def arg_extremum(
     """Where the extremum is: the first of equals, and the first NaN before all."""
     sizes = source_of(x)
     reduced = reduced_dims(sizes, dim)
-    body = Body(sizes, "i64")
+    body = lowering.body(sizes, "i64")
     places = contiguous(tuple(s if gone else 1 for s, gone in zip(sizes, reduced, strict=True)))
     strides = tuple(p if gone else 0 for p, gone in zip(places, reduced, strict=True))
     place = body.emit(Instr("index", "i64", (), None, strides, 0))
@@ -147,12 +147,12 @@ def _var(
         node.name + "_mean",
         torch.empty(kept_sizes, dtype=TORCH[tag], device="meta"),
     )
-    body = Body(sizes, tag)
+    body = lowering.body(sizes, tag)
     total = body.op("reduce", tag, body.take(x, tag), data="sum")
     lowering.nest(
         body, mean, body.op("div", tag, total, body.const(count, tag)), node.name, reduced
     )
-    body = Body(sizes, TAGS[first.dtype])
+    body = lowering.body(sizes, TAGS[first.dtype])
     gap = body.op("sub", tag, body.take(x, tag), body.take(mean, tag))
     total = body.op("reduce", tag, body.op("mul", tag, gap, gap), data="sum")
     spread = body.op("div", tag, total, body.const(count - correction, tag))
@@ -162,7 +162,7 @@ def _var(
     if not isinstance(meta, list | tuple):
         return out
     second = meta[1]
-    body = Body(kept_sizes, TAGS[second.dtype])
+    body = lowering.body(kept_sizes, TAGS[second.dtype])
     shaped = lowering.fresh(node.name + "_1", second)
     padded = shaped
     if len(second.shape) != len(kept_sizes):

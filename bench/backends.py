@@ -1,0 +1,36 @@
+"""The compilers that the benchmarks compare, each as a backend of torch.compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from undertow.codegen.kernels import CompiledGraph, compile_graph
+from undertow.loops.decompose import decompositions
+
+COMPILED: list[CompiledGraph] = []
+"""Graphs that the loop compiler has compiled in this process."""
+
+
+def _compile(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+    compiled = compile_graph(gm, inputs)
+    COMPILED.append(compiled)
+
+    def run(args: list[Any]) -> Any:
+        return compiled.boxed(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+ours = aot_autograd(
+    fw_compiler=_compile,
+    bw_compiler=_compile,
+    decompositions=decompositions(),
+    partition_fn=min_cut_rematerialization_partition,
+    keep_inference_input_mutations=True,
+)
+"""Dynamo, AOTAutograd and the loop compiler, without anything around them."""
