@@ -50,6 +50,7 @@ __all__ = [
     "new_fake_mode",
     "node_sequence_number",
     "process_group",
+    "propagate_fakes",
     "ranks_of_group",
     "registered_decompositions",
     "sequence_number",
@@ -223,3 +224,16 @@ def registered_decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import decomposition_table
 
     return dict(decomposition_table)
+
+
+def propagate_fakes(gm: Any, mode: FakeTensorMode, args: Any) -> None:
+    """Give every node of a graph the `meta["val"]` that these fake inputs lead to."""
+    from torch import fx
+
+    class Propagate(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            n.meta["val"] = result = super().run_node(n)
+            return result
+
+    with mode, torch.no_grad():
+        Propagate(gm).run(*args)

@@ -25,6 +25,11 @@ _IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
 _SIMD = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 
 
+def worth(additions: int) -> int:
+    """The number of threads that work of this size pays for."""
+    return max(1, min(additions // WORTH, 1 << 20))
+
+
 @dataclass(slots=True)
 class Source:
     """A kernel's C++ text, the same for kernels of the same structure, and how to launch it."""
@@ -32,7 +37,7 @@ class Source:
     text: str  # with @ for the function's name
     buffers: tuple[int, ...]  # the buffer behind each pointer
     total: int  # iterations to share among threads
-    worth: int  # most threads that pay
+    work: int  # element additions
     scratch: int  # bytes of partial results, behind a last pointer
     combine: bool  # whether there is a @_end to run after
 
@@ -97,7 +102,7 @@ class _Writer:
             text,
             tuple(self.slots),
             self.parts or total,
-            max(1, min(work(kernel) // WORTH, 1 << 20)),
+            work(kernel),
             scratch,
             bool(kernel.late),
         )

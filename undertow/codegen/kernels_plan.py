@@ -18,16 +18,16 @@ class Launch:
     """Kernels of one structure that do not depend on each other, run as one."""
 
     name: str
-    kernels: list[Kernel]
-    sources: list[Source]
+    kernels: list[Kernel] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    reads: set[int] = field(default_factory=set)
+    writes: set[int] = field(default_factory=set)
 
-    @property
-    def reads(self) -> set[int]:
-        return {number for kernel in self.kernels for number in kernel.reads}
-
-    @property
-    def writes(self) -> set[int]:
-        return {number for kernel in self.kernels for number in kernel.writes}
+    def add(self, kernel: Kernel, source: Source) -> None:
+        self.kernels.append(kernel)
+        self.sources.append(source)
+        self.reads.update(kernel.reads)
+        self.writes.update(kernel.writes)
 
 
 @dataclass(slots=True)
@@ -61,7 +61,9 @@ def schedule(lowered: Lowered, fused: Fused) -> Schedule:
         name = names.setdefault(source.text, f"k{len(names)}")
         result.texts.setdefault(name, source.text)
         if not _batch(result.steps, name, kernel, source):
-            result.steps.append(Launch(name, [kernel], [source]))
+            launch = Launch(name)
+            launch.add(kernel, source)
+            result.steps.append(launch)
     _place(result)
     return result
 
@@ -101,12 +103,11 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
     last = steps[-1] if steps else None
     if not isinstance(last, Launch) or last.name != name or source.combine:
         return False
-    reads, writes = set(kernel.reads), set(kernel.writes)
-    done_reads, done_writes = last.reads, last.writes
-    if writes & (done_reads | done_writes) or reads & done_writes:
+    if any(n in last.reads or n in last.writes for n in kernel.writes):
         return False
-    last.kernels.append(kernel)
-    last.sources.append(source)
+    if any(n in last.writes for n in kernel.reads):
+        return False
+    last.add(kernel, source)
     return True
 
 
@@ -118,6 +119,7 @@ def _place(result: Schedule) -> None:
             result.last_use[number] = at
         for number in step.writes:
             result.first_write.setdefault(number, at)
+    _hold_until_waited(result)
     lives = []
     for buffer in lowered.buffers:
         if buffer.kind != "temp" or buffer.number not in result.first_write:
@@ -137,6 +139,23 @@ def _place(result: Schedule) -> None:
             result.offsets[number] = offset
         else:
             result.scratch[number - count] = offset
+
+
+def _hold_until_waited(result: Schedule) -> None:
+    """An asynchronous collective reads its inputs until somebody has waited for its result."""
+    started: dict[int, Extern] = {}
+    for at, step in enumerate(result.steps):
+        if not isinstance(step, Extern) or "c10d_functional" not in str(step.node.target):
+            continue
+        if "wait_tensor" not in str(step.node.target):
+            for number in step.outputs:
+                if number is not None:
+                    started[number] = step
+            continue
+        for number in step.reads:
+            start = started.get(number)
+            for held in start.reads if start is not None else ():
+                result.last_use[held] = max(result.last_use[held], at)
 
 
 def is_whole(view: View, lowered: Lowered) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from undertow.codegen.cpp_kernel import worth
 from undertow.codegen.kernels_plan import Launch, Schedule
 from undertow.loops.ir import Extern
 
@@ -78,7 +79,7 @@ def _single(schedule: Schedule, at: int, step: Launch, slots: dict[int, int]) ->
         wanted.append(slots[len(schedule.lowered.buffers) + at])
     pointers = ", ".join(f"P[{slot}]" for slot in wanted)
     text = f"  {{ char *q[] = {{{pointers}}}; "
-    text += f"run({step.name}, q, {source.total}L, {source.worth}L);"
+    text += f"run({step.name}, q, {source.total}L, {worth(source.work)}L);"
     if source.combine:
         text += f" {step.name}_end(q);"
     return [text + " }"]
@@ -92,9 +93,9 @@ def _many(step: Launch, slots: dict[int, int]) -> list[str]:
     for source in step.sources:
         total += source.total
         ends.append(f"{total}L")
-    worth = sum(source.worth for source in step.sources)
+    threads = worth(sum(source.work for source in step.sources))
     return [
         f"  {{ static const i32 T[] = {{{table}}};",
         f"    static const i64 E[] = {{{', '.join(ends)}}};",
-        f"    run_many({step.name}, P, T, {width}, E, {len(ends)}, {worth}L); }}",
+        f"    run_many({step.name}, P, T, {width}, E, {len(ends)}, {threads}L); }}",
     ]

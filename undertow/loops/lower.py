@@ -108,7 +108,7 @@ class Lowering:
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise DynamicShapesError(f"the input {node.name} is a size that is not fixed")
         if not isinstance(meta, torch.Tensor):
-            return None
+            return meta if isinstance(meta, int | float | bool) else None
         check_static(meta)
         if not lowerable(meta):
             # known to extern calls alone: the buffer stands for the tensor, whatever it holds
@@ -132,6 +132,8 @@ class Lowering:
 
     def call(self, node: fx.Node) -> Any:
         target: Any = node.target
+        if isinstance(node.meta.get("val"), int | float | bool):
+            return node.meta["val"]  # arithmetic on sizes that are known
         if getattr(target, "__name__", "") == "getitem":
             return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
         if not isinstance(target, torch._ops.OpOverload):

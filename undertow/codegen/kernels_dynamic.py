@@ -1,0 +1,77 @@
+"""Graphs with symbolic sizes: compiled for each set of sizes that comes.
+
+Loops want numbers for their bounds. A graph whose sizes are symbols is kept as it is, and when it
+is called its sizes are known: a copy with those numbers is compiled, once for each set of sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import fx
+
+from undertow.capture.torch_api import FakeTensorMode, propagate_fakes
+from undertow.codegen.kernels import CompiledGraph, compile_graph
+
+_log = logging.getLogger(__name__)
+MOST_KEPT = 16  # sets of sizes for which a graph is kept compiled
+
+
+class SpecializedGraph:
+    """A graph with symbolic sizes that runs on kernels for the sizes of each call."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.compiled: OrderedDict[Any, CompiledGraph] = OrderedDict()
+        self.compilations = 0
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return self.boxed(list(args))
+
+    def boxed(self, args: list[Any]) -> list[Any]:
+        key = tuple(
+            (tuple(a.shape), tuple(a.stride())) if isinstance(a, torch.Tensor) else a for a in args
+        )
+        found = self.compiled.get(key)
+        if found is None:
+            self.compilations += 1
+            _log.info("compiling a graph for its sizes, time %d", self.compilations)
+            found = self.compiled[key] = compile_graph(with_sizes(self.gm, args))
+            if len(self.compiled) > MOST_KEPT:
+                self.compiled.popitem(last=False)
+        else:
+            self.compiled.move_to_end(key)
+        return found.boxed(args)
+
+
+def with_sizes(gm: fx.GraphModule, args: list[Any]) -> fx.GraphModule:
+    """A copy of a graph whose nodes carry the sizes that these inputs give them."""
+    graph = fx.Graph()
+    output = graph.graph_copy(gm.graph, {})
+    graph.output(output)
+    copy = fx.GraphModule(gm, graph)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        fakes = [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device)
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in args
+        ]
+    for node, fake in zip((n for n in graph.nodes if n.op == "placeholder"), fakes, strict=True):
+        node.meta["val"] = fake
+    propagate_fakes(copy, mode, fakes)
+    return copy
+
+
+def compile_any(gm: fx.GraphModule, example_inputs: Any = ()) -> CompiledGraph | SpecializedGraph:
+    """Compile a graph, with symbolic sizes or without."""
+    from undertow.loops.lower import DynamicShapesError
+
+    try:
+        return compile_graph(gm, example_inputs)
+    except DynamicShapesError:
+        return SpecializedGraph(gm)
