@@ -107,13 +107,17 @@ def prelude() -> str:
 
 def build(text: str) -> ctypes.CDLL:
     """The shared library of a unit, from the cache if it has been built before."""
+    return ctypes.CDLL(build_whole(prelude() + "\n" + text))
+
+
+def build_whole(whole: str) -> str:
+    """The path of the library built from a whole text."""
     compiler = find_compiler()
-    whole = prelude() + "\n" + text
     digest = hashlib.sha256(f"{compiler.key}\0{_host()}\0{whole}".encode()).hexdigest()[:40]
     path = _room() / f"{digest}.so"
     if not _is_good(path):
         _compile(compiler, whole, path)
-    return ctypes.CDLL(str(path))
+    return str(path)
 
 
 @functools.cache

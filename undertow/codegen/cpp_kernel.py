@@ -56,6 +56,7 @@ class _Writer:
     slots: dict[int, int] = field(default_factory=dict)
     passes: list[Pass] = field(default_factory=list)
     parts: int = 0
+    in_order: bool = False  # whether iterations of the innermost loop may depend on each other
 
     # -- the function -----------------------------------------------------------------------
 
@@ -67,6 +68,8 @@ class _Writer:
         self.passes = plan_passes(kernel, LANES if lanes else 1)
         rows = product(kernel.outer)
         flat = not kernel.outer and len(kernel.inner) == 1 and len(self.passes) == 1
+        if kernel.kind == "scatter":
+            return self.scatter()
         flat = flat and not self.passes[0].reduces and not lanes and not self.row_stores()
         total = kernel.inner[0] if flat else rows
         if lanes:
@@ -106,6 +109,27 @@ class _Writer:
             scratch,
             bool(kernel.late),
         )
+
+    def scatter(self) -> Source:
+        """Threads share the innermost loop where it is free of computed addresses."""
+        kernel = self.kernel
+        store = next(s for s in kernel.stores if s.mode)
+        apart = all(kernel.levels[arg] == "row" for arg, _ in store.terms)
+        apart = apart and bool(kernel.inner) and store.strides[-1] != 0
+        apart = apart and not self.row_stores()
+        size = kernel.inner[-1] if kernel.inner else 1
+        blocks = -(-size // LANES) if apart else 1
+        self.in_order = not apart
+        self.declare()
+        self.put(f"const i64 low = begin * {LANES};")
+        self.put(f"const i64 high = end * {LANES} < {size}L ? end * {LANES} : {size}L;")
+        low, high = ("low", "high") if apart else ("0", f"{size}L")
+        self.open(f"for (i64 row = 0; row < {product(kernel.outer)}L; ++row) {{")
+        self.outer_indices("row")
+        self.row(low, high)
+        self.close()
+        text = "static void @(char **P, i64 begin, i64 end) {\n" + "\n".join(self.lines) + "\n}\n"
+        return Source(text, tuple(self.slots), blocks, work(kernel), 0, False)
 
     def row_stores(self) -> bool:
         return any(store.level == "row" for store in self.kernel.stores)
@@ -359,6 +383,14 @@ class _Writer:
     def store_text(self, store: KernelStore) -> str:
         slot, stored = self.slots[store.buffer], self.buffers[store.buffer].dtype
         address = self.address(store.strides, store.offset)
+        for arg, step in store.terms:
+            address += f" + {self.name(arg)} * {step}L"
+        if store.mode == "add":
+            target = f"p{slot}[{address}]"
+            dtype = self.kernel.code[store.value].dtype
+            return f"{target} = " + expression(
+                Instr("add", dtype), [target, self.name(store.value)], dtype
+            )
         return f"p{slot}[{address}] = {kept(self.name(store.value), stored)}"
 
     # -- reductions -------------------------------------------------------------------------
@@ -409,7 +441,7 @@ class _Writer:
         return text
 
     def simd_clauses(self, sums: list[int]) -> str | None:
-        if any(self.is_arg(number) for number in sums):
+        if any(self.is_arg(number) for number in sums) or self.in_order:
             return None
         text = ""
         for number in sums:

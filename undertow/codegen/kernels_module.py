@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from undertow.codegen.kernels_plan import Launch, Schedule, is_whole
+from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, View
@@ -129,6 +130,11 @@ class _Writer:
                 if number not in schedule.fresh or schedule.first_write[number] != at:
                     continue
                 buffer = schedule.lowered.buffers[number]
+                if buffer.nbytes >= LEAST_NBYTES:
+                    self.names[f"new{number}"] = maker(buffer.sizes, buffer.strides, buffer.dtype)
+                    self.put(f"b{number} = new{number}()  # {buffer.dtype} {buffer.sizes}")
+                    self.hold(number)
+                    continue
                 dtype = f"torch.{str(TORCH[buffer.dtype]).partition('.')[2]}"
                 self.put(f"b{number} = empty({buffer.sizes}, {buffer.strides}, dtype={dtype})")
                 self.hold(number)

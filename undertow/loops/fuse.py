@@ -118,7 +118,9 @@ class _Fuser:
         waits = self.before(nest)
         earliest = waits[0].order if waits else -1
         group = None
-        if waits and isinstance(waits[0], Group) and self.join(waits[0], nest):
+        if nest.is_scatter:
+            pass
+        elif waits and isinstance(waits[0], Group) and self.join(waits[0], nest):
             group = waits[0]
         else:
             group = self.join_sibling(nest, earliest, waits[0] if waits else None)
@@ -155,6 +157,8 @@ class _Fuser:
         return True
 
     def try_join(self, group: Group, nest: Nest) -> tuple[Place, str] | str:
+        if group.kind == "scatter":
+            return "it writes at computed addresses"
         if group.instrs + len(nest.body) > MOST_INSTRS:
             return "the kernel has too many instructions"
         if len(group.made) + len(group.read) + len(nest.reads) > MOST_BUFFERS:

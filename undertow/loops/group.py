@@ -5,6 +5,7 @@ A group's loops have roles once it has a reduction:
 - rows: each iteration of the outer loops runs the inner ones several times, once per *phase*;
   reductions over the inner loops give values of the row, which later phases use.
 - lanes: as rows, with one contiguous loop kept inside the reduced ones (sums down columns).
+- scatter: one nest that writes at computed addresses, and what feeds it.
 - a reduction over the outer loops (or over all) is *late*: every part of the outer loops keeps
   partial results, and they are combined after the loop. Nothing in the group can use them.
 """
@@ -47,7 +48,7 @@ class Group:
     order: int
     space: Space = field(default_factory=Space)
     members: list[Member] = field(default_factory=list)
-    kind: str = "flat"  # "flat", "rows" or "lanes"
+    kind: str = "flat"  # "flat", "rows", "lanes" or "scatter"
     made: dict[int, Access] = field(default_factory=dict)
     read: dict[int, list[Access]] = field(default_factory=dict)
     first_consumer: int = 1 << 60
@@ -107,7 +108,11 @@ def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
             group.read.setdefault(instr.data, []).append(Access(place, (), -1, "gather"))
     result = "late" if late else ("row" if nest.is_reduction else level)
     for store in nest.stores:
-        group.made[store.buffer] = Access(place, store.strides, store.offset, result)
+        where = "late" if store.mode else result
+        group.made[store.buffer] = Access(place, store.strides, store.offset, where)
+        if store.mode:
+            group.kind = "scatter"
+            group.read.setdefault(store.buffer, []).append(Access(place, (), -1, "gather"))
 
 
 def settle_reduction(group: Group, nest: Nest, place: Place) -> str | None:

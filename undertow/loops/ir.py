@@ -84,12 +84,15 @@ class Instr(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Where a nest writes a value; `add` accumulates at an indirect address in program order."""
+    """Where a nest writes a value. With a mode ("add", "set") the address has `terms` too: computed
+    indices times strides; such writes happen in program order."""
 
     buffer: int
     strides: tuple[int, ...]
     offset: int
     value: int
+    terms: tuple[tuple[int, int], ...] = ()
+    mode: str = ""
 
 
 @dataclass(slots=True)
@@ -104,6 +107,10 @@ class Nest:
     origin: str
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+
+    @property
+    def is_scatter(self) -> bool:
+        return any(store.mode for store in self.stores)
 
     @property
     def is_reduction(self) -> bool:

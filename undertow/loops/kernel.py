@@ -24,11 +24,13 @@ class KernelStore(NamedTuple):
     offset: int
     value: int
     level: str
+    terms: tuple[tuple[int, int], ...] = ()
+    mode: str = ""
 
 
 @dataclass(slots=True)
 class Kernel:
-    kind: str  # "rows" or "lanes"
+    kind: str  # "rows", "lanes" or "scatter"
     outer: tuple[int, ...]
     inner: tuple[int, ...]
     lane: int  # 1 unless the kind is "lanes"
@@ -91,6 +93,11 @@ class _Merger:
         level = "late" if member.late else "any"
         for store in nest.stores:
             value = local[store.value]
+            if store.mode:
+                terms = tuple((local[arg], step) for arg, step in store.terms)
+                moved = store._replace(value=value, terms=terms)
+                self.stores.append((moved, member.place, level))
+                continue
             if nest.is_reduction and store.buffer in self.halves:
                 # rounded as eager rounds it, where that costs nothing
                 value = self.emit(Instr("round", "f32", (value,), self.halves[store.buffer]))
@@ -143,7 +150,7 @@ class _Merger:
         inner = tuple(size for size, role in loops if role == "inner")
         lane = next((size for size, role in loops if role == "lane"), 1)
         kernel = Kernel(
-            "lanes" if group.kind == "lanes" else "rows",
+            group.kind if group.kind in ("lanes", "scatter") else "rows",
             outer,
             inner,
             lane,
@@ -160,8 +167,18 @@ class _Merger:
             strides = maps_of[_key(found)]
             if where == "row" and any(strides[len(outer) : len(outer) + len(inner)]):
                 where = "element"  # a value of the row written all along it
+            if store.mode:
+                where = "element"
             kernel.stores.append(
-                KernelStore(store.buffer, strides, store.offset, store.value, where)
+                KernelStore(
+                    store.buffer,
+                    strides,
+                    store.offset,
+                    store.value,
+                    where,
+                    store.terms,
+                    store.mode,
+                )
             )
         _count_buffers(kernel)
         return kernel
@@ -170,6 +187,7 @@ class _Merger:
         """Keep only what some store needs."""
         live = [False] * len(self.code)
         stack = [store.value for store, _, _ in self.stores]
+        stack += [arg for store, _, _ in self.stores for arg, _ in store.terms]
         while stack:
             value = stack.pop()
             if not live[value]:
@@ -183,7 +201,7 @@ class _Merger:
                 code.append(instr._replace(args=tuple(new[arg] for arg in instr.args)))
         self.code = code
         self.late = {new[value] for value in self.late if value in new}
-        self.stores = [(s._replace(value=new[s.value]), place, lv) for s, place, lv in self.stores]
+        self.stores = [(_renamed(s, new), place, lv) for s, place, lv in self.stores]
 
     def loop_order(
         self, stores: list[dict[int, int]], maps: list[dict[int, int]]
@@ -200,7 +218,7 @@ class _Merger:
             return (-(abs(mine) if mine is not None else min(any_stride, far)), -any_stride, leaf)
 
         leaves = group.leaves()
-        if group.kind == "flat":
+        if group.kind in ("flat", "scatter"):
             ordered = sorted(leaves, key=key)
             return [(leaf, "inner") for leaf in ordered]
         found = []
@@ -226,10 +244,15 @@ class _Merger:
                     del row[at]
                 del sizes[at], roles[at]
             at -= 1
-        if self.group.kind == "flat" and len(roles) > 1:
+        if self.group.kind in ("flat", "scatter") and len(roles) > 1:
             roles = ["outer"] * (len(roles) - 1) + ["inner"]
         loops = list(zip(sizes, roles, strict=True))
         return loops, {k: tuple(row) for k, row in rows.items()}
+
+
+def _renamed(store: Store, new: dict[int, int]) -> Store:
+    terms = tuple((new[arg], step) for arg, step in store.terms)
+    return store._replace(value=new[store.value], terms=terms)
 
 
 def _pairs(instr: Instr) -> dict[int, int]:

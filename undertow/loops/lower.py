@@ -66,7 +66,7 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 def lower_graph(gm: fx.GraphModule) -> Lowered:
     """Lower every call of a graph whose nodes carry `meta["val"]`."""
-    from undertow.loops import movement, reductions  # noqa: F401 (they fill HANDLERS)
+    from undertow.loops import movement, reductions, scatter  # noqa: F401 (they fill HANDLERS)
 
     lowering = Lowering(gm)
     for node in gm.graph.nodes:
@@ -255,6 +255,24 @@ class Lowering:
             )
         )
         return pairs[0][0]
+
+    def scatter(self, body: Body, store: Store, origin: str) -> None:
+        """Add a nest that writes at computed addresses, over what the buffer has."""
+        reads = reads_of(body.instrs)
+        if store.buffer in reads:
+            raise CannotLower("it reads what it writes to")
+        self.result.steps.append(
+            Nest(
+                len(self.result.steps),
+                body.sizes,
+                (False,) * len(body.sizes),
+                tuple(body.instrs),
+                (store,),
+                origin,
+                reads=(*reads, store.buffer),
+                writes=(store.buffer,),
+            )
+        )
 
     def pointwise(
         self, origin: str, name: str, meta: Any, args: Any, kwargs: Any, metas: tuple[Any, ...]

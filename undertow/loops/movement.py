@@ -241,7 +241,7 @@ def _triangle(lowering: Lowering, node: fx.Node, x: Any, diagonal: int = 0) -> V
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 
 
-def _index_at(body: Body, index: View, dims: tuple[int, ...], size: int) -> int:
+def index_at(body: Body, index: View, dims: tuple[int, ...], size: int) -> int:
     """An index tensor read over the given loops of the body, wrapped and checked."""
     if not isinstance(index, View) or index.dtype not in ("i64", "i32"):
         raise CannotLower("an index that is not a tensor of integers")
@@ -273,7 +273,7 @@ def _index(lowering: Lowering, node: fx.Node, x: Any, indices: Any) -> Value:
     for dim, k in zip(places, plain, strict=True):
         strides[dim] = x.strides[k] if x.sizes[k] != 1 else 0
     dims = tuple(range(first, first + rank))
-    terms = [(_index_at(body, indices[k], dims, x.sizes[k]), x.strides[k]) for k in used]
+    terms = [(index_at(body, indices[k], dims, x.sizes[k]), x.strides[k]) for k in used]
     value = body.gather(x, tuple(strides), terms)
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 
@@ -283,7 +283,7 @@ def _embedding(lowering: Lowering, node: fx.Node, weight: Any, index: Any, *_: A
     meta = node.meta["val"]
     body = lowering.body(tuple(meta.shape), weight.dtype)
     last = len(body.sizes) - 1
-    place = _index_at(body, index, tuple(range(last)), weight.sizes[0])
+    place = index_at(body, index, tuple(range(last)), weight.sizes[0])
     strides = (0,) * last + (weight.strides[1],)
     value = body.gather(weight, strides, [(place, weight.strides[0])])
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
@@ -298,7 +298,7 @@ def _gather(
         raise CannotLower("a gather from a constant")
     dim %= len(x.sizes)
     body = lowering.body(tuple(meta.shape), x.dtype)
-    place = _index_at(body, index, tuple(range(len(body.sizes))), x.sizes[dim])
+    place = index_at(body, index, tuple(range(len(body.sizes))), x.sizes[dim])
     strides = tuple(
         0 if k == dim or body.sizes[k] == 1 else stride for k, stride in enumerate(x.strides)
     )
@@ -317,7 +317,7 @@ def _scatter(lowering: Lowering, node: fx.Node, x: Any, dim: int, index: Any, so
     if index.sizes != covered or (isinstance(source, View) and source.sizes != covered):
         raise CannotLower("a scatter of several elements per line")
     body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
-    place = _index_at(body, index, tuple(range(len(body.sizes))), meta.shape[dim])
+    place = index_at(body, index, tuple(range(len(body.sizes))), meta.shape[dim])
     hit = body.op("eq", "bool", place, body.index(dim))
     value = body.op("where", body.t, hit, body.take(source, body.t), body.take(x, body.t))
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
@@ -330,7 +330,7 @@ def _index_select(lowering: Lowering, node: fx.Node, x: Any, dim: int, index: An
         raise CannotLower("a selection from a number")
     dim %= len(x.sizes)
     body = lowering.body(tuple(meta.shape), x.dtype)
-    place = _index_at(body, index, (dim,), x.sizes[dim])
+    place = index_at(body, index, (dim,), x.sizes[dim])
     strides = tuple(0 if k == dim else stride for k, stride in enumerate(x.strides))
     value = body.gather(x, strides, [(place, x.strides[dim])])
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)

@@ -53,6 +53,7 @@ def plan_passes(kernel: Kernel, lane_block: int = 1) -> list[Pass]:
             at = _store_pass(kernel, store, len(found))
             found[at].stores.append(store)
             roots[at].append(store.value)
+            roots[at].extend(arg for arg, _ in store.terms)
     costs = _costs(kernel)
     width = product(kernel.inner) * lane_block
     room = MOST_SCRATCH

@@ -134,9 +134,15 @@ def _div(b: Body, x: Any, y: Any, rounding_mode: str | None = None) -> int:
     if not is_float(b.t):
         return _divide_ints(b, x, y, rounding_mode)
     if rounding_mode == "floor":
+        if b.out in HALVES:
+            raise CannotLower("a quotient rounded twice")
         return b.op("floordiv", b.t, b.take(x, b.t), b.take(y, b.t))
     quotient = b.op("div", b.t, b.take(x, b.t), b.take(y, b.t))
-    return b.op("trunc", b.t, quotient) if rounding_mode == "trunc" else quotient
+    if rounding_mode is None:
+        return quotient
+    if b.out in HALVES:
+        quotient = b.op("round", "f32", quotient, data=b.out)
+    return b.op("trunc", b.t, quotient)
 
 
 def _divide_ints(b: Body, x: Any, y: Any, rounding_mode: str | None) -> int:
