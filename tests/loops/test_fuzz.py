@@ -1,0 +1,28 @@
+"""Random programs with fixed seeds; `python -m tests.loops.fuzz` runs any number of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.loops import fuzz
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1000, 1010, 1020])
+def test_random_programs_give_what_eager_gives(first: int) -> None:
+    reports = [fuzz.run_seed(seed) for seed in range(first, first + 10)]
+    assert [report for report in reports if report] == []
+
+
+def test_a_failure_is_cut_down_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = fuzz.Maker(0)
+    maker.inputs = ["a0"]
+    maker.tensors = {"a0": fuzz.torch.ones(4)}
+    monkeypatch.setattr(
+        fuzz, "compile_function", lambda f, *args: lambda *args: [a * 0 for a in args]
+    )
+    lines = ["t0 = a0 * 2", "t1 = a0 + 5", "t2 = t0 + 1"]
+    report = fuzz.shrink(maker, lines, ["t2"])
+    assert report is not None
+    assert "t2 = t0 + 1" in report
+    assert "t1" not in report
