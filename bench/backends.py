@@ -34,3 +34,17 @@ ours = aot_autograd(
     keep_inference_input_mutations=True,
 )
 """Dynamo, AOTAutograd and the loop compiler, without anything around them."""
+
+
+def _run_graph(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+    return gm.forward
+
+
+capture = aot_autograd(
+    fw_compiler=_run_graph,
+    bw_compiler=_run_graph,
+    decompositions=decompositions(),
+    partition_fn=min_cut_rematerialization_partition,
+    keep_inference_input_mutations=True,
+)
+"""Dynamo and AOTAutograd alone: what every backend has to pay for."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from undertow.capture.torch_api import FakeTensorMode, propagate_fakes
+from undertow.capture.torch_api import UNTRACEABLE, FakeTensorMode, propagate_fakes
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 
 _log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ class SpecializedGraph:
         self.gm = gm
         self.compiled: OrderedDict[Any, CompiledGraph] = OrderedDict()
         self.compilations = 0
+        self.uncompilable = False  # it has sizes that only its own results tell
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))
@@ -36,15 +37,28 @@ class SpecializedGraph:
             (tuple(a.shape), tuple(a.stride())) if isinstance(a, torch.Tensor) else a for a in args
         )
         found = self.compiled.get(key)
+        if self.uncompilable:
+            return self.interpret(args)
         if found is None:
             self.compilations += 1
             _log.info("compiling a graph for its sizes, time %d", self.compilations)
-            found = self.compiled[key] = compile_graph(with_sizes(self.gm, args))
+            try:
+                sized = with_sizes(self.gm, args)
+            except UNTRACEABLE as error:
+                self.uncompilable = True
+                _log.warning("a graph runs as ATen calls, since it looks at values: %s", error)
+                return self.interpret(args)
+            found = self.compiled[key] = compile_graph(sized)
             if len(self.compiled) > MOST_KEPT:
                 self.compiled.popitem(last=False)
         else:
             self.compiled.move_to_end(key)
         return found.boxed(args)
+
+    def interpret(self, args: list[Any]) -> list[Any]:
+        given = list(args)
+        args.clear()
+        return list(self.gm.forward(*given))
 
 
 def with_sizes(gm: fx.GraphModule, args: list[Any]) -> fx.GraphModule:

@@ -362,9 +362,10 @@ class Lowering:
         self.result.fallbacks[name] = self.result.fallbacks.get(name, 0) + 1
         written = written_parameters(target)
         arguments = named_arguments(node)
-        touched = [self.values(arguments[key]) for key in sorted(written) if key in arguments]
-        for view in views_in(touched):
+        nodes = [arguments[key] for key in sorted(written) if key in arguments]
+        for view in views_in(self.values(nodes)):
             self.settle(view.buffer)
+        touched = self.values(nodes)  # what was a cast is a buffer of its own now
         args = tuple(self.placed(arg) for arg in self.values(node.args))
         kwargs = {key: self.placed(arg) for key, arg in self.values(node.kwargs).items()}
         meta = node.meta.get("val")

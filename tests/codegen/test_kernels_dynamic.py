@@ -1,0 +1,42 @@
+"""Graphs with symbolic sizes."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.loops.compiling import same
+from undertow.codegen.kernels_dynamic import SpecializedGraph, compile_any
+from undertow.loops.decompose import decompositions
+
+
+def symbolic(function, *args):  # type: ignore[no-untyped-def]
+    gm = make_fx(function, decomposition_table=decompositions(), tracing_mode="symbolic")(*args)
+    return compile_any(gm, args)
+
+
+def test_a_graph_is_compiled_once_for_each_set_of_sizes() -> None:
+    def function(x):  # type: ignore[no-untyped-def]
+        return [(x.reshape(-1, 2) * x.shape[0]).softmax(0), x.sum(0)]
+
+    compiled = symbolic(function, torch.randn(4, 6))
+    assert isinstance(compiled, SpecializedGraph)
+    for rows in (4, 5, 4):
+        x = torch.randn(rows, 6)
+        same(compiled(x), function(x))
+    assert compiled.compilations == 2
+
+
+def test_a_graph_that_looks_at_values_runs_as_aten_calls(caplog: pytest.LogCaptureFixture) -> None:
+    def function(x):  # type: ignore[no-untyped-def]
+        return [x * x.sum().item()]
+
+    compiled = symbolic(function, torch.randn(4))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            x = torch.randn(4)
+            same(compiled(x), function(x))
+    assert len([r for r in caplog.records if "ATen calls" in r.getMessage()]) == 1
