@@ -15,12 +15,15 @@ from torch import fx
 from undertow.codegen.cpp_build import build
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_plan import Launch, Schedule, schedule
+from undertow.codegen.kernels_program import arrange, kernel_program
 from undertow.codegen.kernels_runtime import Workspaces, fit
 from undertow.codegen.kernels_unit import segments, unit_text
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Refusal, fuse
 from undertow.loops.lower import lower_graph
+from undertow.program import Order, Program
 
+Orderer = Callable[[Program], Order]
 _log = logging.getLogger(__name__)
 
 
@@ -54,10 +57,13 @@ class CompiledGraph:
             self.workspaces.give(workspace)
 
 
-def compile_graph(gm: fx.GraphModule, example_inputs: Any = ()) -> CompiledGraph:
+def compile_graph(
+    gm: fx.GraphModule, example_inputs: Any = (), order: Orderer | None = None
+) -> CompiledGraph:
     """Compile a graph whose nodes carry `meta["val"]`, with sizes that are numbers.
 
-    The result is called with the graph's inputs and returns its outputs as a list. Raises
+    `order` may choose another order of the kernels and calls, given their Program. The result is
+    called with the graph's inputs and returns its outputs as a list. Raises
     `NoCompilerError` where there is no C++ compiler and `DynamicShapesError` for symbolic sizes.
     """
     seconds: dict[str, float] = {}
@@ -75,6 +81,9 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Any = ()) -> CompiledGraph
     fused = fuse(lowered)
     lap("fuse")
     plan = schedule(lowered, fused)
+    if order is not None:
+        program = kernel_program(plan)
+        arrange(plan, order(program), program)
     lap("schedule")
     cpp = unit_text(plan)
     module = write_module(plan)

@@ -64,7 +64,7 @@ def schedule(lowered: Lowered, fused: Fused) -> Schedule:
             launch = Launch(name)
             launch.add(kernel, source)
             result.steps.append(launch)
-    _place(result)
+    place(result)
     return result
 
 
@@ -111,8 +111,12 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
     return True
 
 
-def _place(result: Schedule) -> None:
+def place(result: Schedule) -> None:
+    """Say how long each buffer lives and where, for the order that the steps are in."""
     lowered = result.lowered
+    for table in (result.last_use, result.first_write, result.offsets, result.scratch):
+        table.clear()
+    result.fresh.clear()
     outputs = output_buffers(lowered)
     for at, step in enumerate(result.steps):
         for number in (*step.reads, *step.writes):

@@ -1,0 +1,143 @@
+"""Kernels and calls as a Program: what the schedulers order, price and explain.
+
+The Program of a graph's kernels is the one that runs: fused work is one task, and collectives are
+started and waited for between them. An order that a scheduler finds is applied by `arrange`.
+"""
+
+from __future__ import annotations
+
+from undertow.codegen.kernels_plan import Launch, Schedule, output_buffers, place
+from undertow.graph.collectives import collective_call, is_wait
+from undertow.graph.describe import describe
+from undertow.loops.dtypes import NBYTES, TORCH
+from undertow.loops.ir import Buffer, Extern
+from undertow.program import (
+    Lifetime,
+    OpClass,
+    Order,
+    Program,
+    ProgramBuilder,
+    Work,
+    verify,
+)
+
+
+def kernel_program(schedule: Schedule, name: str = "kernels") -> Program:
+    """The Program of a schedule, one task per step, in its order."""
+    return _Builder(schedule, name).build()
+
+
+def arrange(schedule: Schedule, order: Order, program: Program | None = None) -> None:
+    """Put a schedule's steps into another legal order, and place its memory anew."""
+    verify(program or kernel_program(schedule), order)
+    schedule.steps = [schedule.steps[task] for task in order.tasks]
+    place(schedule)
+
+
+class _Builder:
+    def __init__(self, schedule: Schedule, name: str) -> None:
+        self.schedule = schedule
+        self.builder = ProgramBuilder(name)
+        self.outputs = output_buffers(schedule.lowered)
+        self.refs: dict[int, int] = {}  # a buffer of the Program for each buffer of ours
+        self.started: dict[int, int] = {}  # the start that fills a buffer
+        self.groups: dict[str, int] = {}
+        self.names: set[str] = set()
+
+    def build(self) -> Program:
+        for at, step in enumerate(self.schedule.steps):
+            if isinstance(step, Launch):
+                self.launch(at, step)
+            else:
+                self.extern(at, step)
+        return self.builder.build()
+
+    def ref(self, number: int) -> int:
+        found = self.refs.get(number)
+        if found is None:
+            buffer = self.schedule.lowered.buffers[number]
+            name = f"{buffer.name}.{number}"
+            found = self.refs[number] = self.builder.buffer(
+                name, _nbytes(buffer), self.lifetime(buffer)
+            )
+        return found
+
+    def lifetime(self, buffer: Buffer) -> Lifetime:
+        if buffer.kind == "input":
+            return Lifetime.INPUT
+        is_output = buffer.number in self.outputs
+        return Lifetime.OUTPUT if is_output else Lifetime.INTERMEDIATE
+
+    def task_name(self, at: int, origin: str) -> str:
+        name = origin if origin not in self.names else f"{origin}.{at}"
+        self.names.add(name)
+        return name
+
+    def launch(self, at: int, step: Launch) -> None:
+        buffers = self.schedule.lowered.buffers
+        kernel = step.kernels[0]
+        reduces = any(instr.op == "reduce" for instr in kernel.code)
+        gathers = kernel.kind == "scatter" or any(instr.op == "gather" for instr in kernel.code)
+        kind = OpClass.REDUCTION if reduces else OpClass.GATHER if gathers else OpClass.POINTWISE
+        dtype = buffers[kernel.writes[0]].dtype
+        work = Work(
+            f"undertow.{step.name}",
+            kind,
+            flops=sum(source.work for source in step.sources),
+            nbytes_read=sum(_nbytes(buffers[n]) for n in sorted(step.reads)),
+            nbytes_written=sum(_nbytes(buffers[n]) for n in sorted(step.writes)),
+            dtype=str(TORCH[dtype]).partition(".")[2],
+            shape=kernel.loops,
+        )
+        self.builder.compute(
+            self.task_name(at, "+".join(kernel.origins[:4])),
+            reads=[self.ref(n) for n in sorted(step.reads)],
+            writes=[self.ref(n) for n in sorted(step.writes)],
+            work=work,
+        )
+
+    def extern(self, at: int, step: Extern) -> None:
+        name = self.task_name(at, step.node.name)
+        call = collective_call(step.node)
+        if call is not None:
+            self.start(name, step, call.group)
+        elif is_wait(step.node):
+            self.wait(name, step)
+        else:
+            self.builder.compute(
+                name,
+                reads=[self.ref(n) for n in dict.fromkeys(step.reads)],
+                writes=[self.ref(n) for n in dict.fromkeys(step.writes)],
+                work=describe(step.node),
+            )
+
+    def start(self, name: str, step: Extern, group: str) -> None:
+        call = collective_call(step.node)
+        assert call is not None
+        if group not in self.groups:
+            self.groups[group] = self.builder.group(group)
+        task = self.builder.start(
+            name,
+            self.groups[group],
+            reads=[self.ref(n) for n in dict.fromkeys(step.reads)],
+            writes=[self.ref(n) for n in dict.fromkeys(step.writes)],
+            work=call.work,
+        )
+        for number in step.writes:
+            self.started[number] = task
+
+    def wait(self, name: str, step: Extern) -> None:
+        """What a wait returns is what its start fills, under another name."""
+        filled = [n for n in step.reads if n in self.started]
+        if not filled:
+            self.builder.view(name, reads=[self.ref(n) for n in step.reads])
+        else:
+            refs = [self.ref(n) for n in filled]
+            self.builder.wait(name, self.started[filled[0]], writes=refs)
+        for number in step.outputs:
+            if number is not None and step.reads:
+                self.refs[number] = self.ref(step.reads[0])
+
+
+def _nbytes(buffer: Buffer) -> int:
+    return buffer.span * NBYTES[buffer.dtype] if buffer.dtype in NBYTES else 0
