@@ -103,7 +103,12 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
     "gpt-neox": lambda: (hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**_DECODER)), _tokens()),
     "mixtral": lambda: (
         hf.MixtralForCausalLM(
-            hf.MixtralConfig(**_GROUPED, num_local_experts=4, num_experts_per_tok=2)
+            hf.MixtralConfig(
+                **_GROUPED,
+                num_local_experts=4,
+                num_experts_per_tok=2,
+                experts_implementation="eager",
+            )
         ),
         _tokens(),
     ),

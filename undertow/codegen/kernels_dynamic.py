@@ -1,20 +1,25 @@
-"""Graphs with symbolic sizes: compiled for each set of sizes that comes.
+"""Any graph, run as well as it can be: `compile_any`.
 
 Loops want numbers for their bounds. A graph whose sizes are symbols is kept as it is, and when it
 is called its sizes are known: a copy with those numbers is compiled, once for each set of sizes.
+Where there is no C++ compiler graphs run as the ATen calls that they are, and the log says so once.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from undertow.capture.torch_api import UNTRACEABLE, FakeTensorMode, propagate_fakes
+from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels import CompiledGraph, compile_graph
+from undertow.loops.lower import DynamicShapesError
 
 _log = logging.getLogger(__name__)
 MOST_KEPT = 16  # sets of sizes for which a graph is kept compiled
@@ -38,7 +43,7 @@ class SpecializedGraph:
         )
         found = self.compiled.get(key)
         if self.uncompilable:
-            return self.interpret(args)
+            return AtenGraph(self.gm).boxed(args)
         if found is None:
             self.compilations += 1
             _log.info("compiling a graph for its sizes, time %d", self.compilations)
@@ -47,18 +52,13 @@ class SpecializedGraph:
             except UNTRACEABLE as error:
                 self.uncompilable = True
                 _log.warning("a graph runs as ATen calls, since it looks at values: %s", error)
-                return self.interpret(args)
+                return AtenGraph(self.gm).boxed(args)
             found = self.compiled[key] = compile_graph(sized)
             if len(self.compiled) > MOST_KEPT:
                 self.compiled.popitem(last=False)
         else:
             self.compiled.move_to_end(key)
         return found.boxed(args)
-
-    def interpret(self, args: list[Any]) -> list[Any]:
-        given = list(args)
-        args.clear()
-        return list(self.gm.forward(*given))
 
 
 def with_sizes(gm: fx.GraphModule, args: list[Any]) -> fx.GraphModule:
@@ -81,11 +81,37 @@ def with_sizes(gm: fx.GraphModule, args: list[Any]) -> fx.GraphModule:
     return copy
 
 
-def compile_any(gm: fx.GraphModule, example_inputs: Any = ()) -> CompiledGraph | SpecializedGraph:
-    """Compile a graph, with symbolic sizes or without."""
-    from undertow.loops.lower import DynamicShapesError
+@dataclass(slots=True)
+class AtenGraph:
+    """A graph that runs as ATen calls."""
 
+    gm: fx.GraphModule
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return self.boxed(list(args))
+
+    def boxed(self, args: list[Any]) -> list[Any]:
+        given = list(args)
+        args.clear()
+        return list(self.gm.forward(*given))
+
+
+Runnable = CompiledGraph | SpecializedGraph | AtenGraph
+
+
+def compile_any(gm: fx.GraphModule, example_inputs: Any = ()) -> Runnable:
+    """Compile a graph, with symbolic sizes or without, with a C++ compiler or without."""
+    try:
+        find_compiler()
+    except NoCompilerError as error:
+        _say_once(str(error))
+        return AtenGraph(gm)
     try:
         return compile_graph(gm, example_inputs)
     except DynamicShapesError:
         return SpecializedGraph(gm)
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    _log.warning("graphs run as ATen calls, without kernels of our own: %s", reason)

@@ -71,8 +71,9 @@ class Workspaces:
         arena = ARENAS.take(self.nbytes)
         found = self._known.get(id(arena))
         if found is None or found.arena is not arena:
-            if len(self._known) > 8:
-                self._known.clear()
+            # an arena smaller than this one has been replaced, and would only be held in memory
+            size = arena.numel()
+            self._known = {k: w for k, w in self._known.items() if w.arena.numel() >= size}
             found = self._known[id(arena)] = Workspace(arena, *self._rest)
         return found
 

@@ -157,7 +157,7 @@ INLINE f32 u_tanh(f32 x) {
   p = p * z + -0.333333343f;
   f32 small = p * z * x + x;
   f32 large = 1.0f - 2.0f / (u_exp(a + a) + 1.0f);
-  return a < 0.625f ? small : u_copysign(large, x);
+  return u_copysign(a < 0.625f ? small : large, x);
 }
 INLINE f32 u_erf(f32 x) {
   f32 a = u_abs(x), z = x * x;
@@ -168,7 +168,7 @@ INLINE f32 u_erf(f32 x) {
   p = p * z + -0.0268654451f;
   p = p * z + 0.112837829f;
   p = p * z + -0.376126379f;
-  p = p * z + 1.12837923f;
+  p = p * z + 0.128379167f;  // less one, so that the last addition is exact enough
   f32 c = a > 4.0f ? 4.0f : a;
   f32 q = 2.51326497e-07f;
   q = q * c + -2.53148064e-05f;
@@ -180,7 +180,7 @@ INLINE f32 u_erf(f32 x) {
   q = q * c + -1.1296612f;
   q = q * c + 0.000204359865f;
   f32 large = u_copysign(1.0f - u_exp(q), x);
-  f32 y = a < 1.0f ? p * x : large;
+  f32 y = a < 1.0f ? p * x + x : large;
   return x != x ? x : y;
 }
 // The reduction is in double with pi/2 in two parts: exact enough up to 2^45.

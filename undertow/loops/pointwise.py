@@ -189,7 +189,7 @@ def _sign(b: Body, x: Any) -> int:
 
 @rule("relu")
 def _relu(b: Body, x: Any) -> int:
-    return b.op("maximum", b.t, b.take(x, b.t), b.const(0, b.t))
+    return _at_least(b, b.take(x, b.t), 0)
 
 
 @rule("frac")
@@ -249,10 +249,21 @@ def _masked_fill(b: Body, x: Any, mask: Any, value: Any) -> int:
 def _clamp(b: Body, x: Any, low: Any = None, high: Any = None) -> int:
     found = b.take(x, b.t)
     if low is not None:
-        found = b.op("maximum", b.t, found, b.take(low, b.t))
-    if high is not None:
-        found = b.op("minimum", b.t, found, b.take(high, b.t))
-    return found
+        found = _at_least(b, found, low)
+    if high is None:
+        return found
+    if isinstance(high, int | float):
+        limit = b.const(high, b.t)
+        return b.op("where", b.t, b.op("gt", "bool", found, limit), limit, found)
+    return b.op("minimum", b.t, found, b.take(high, b.t))
+
+
+def _at_least(b: Body, x: int, low: Any) -> int:
+    """A lower bound that keeps NaN, and of two zeros the one it was given, as eager does."""
+    if not isinstance(low, int | float) or low != low:
+        return b.op("maximum", b.t, x, b.take(low, b.t))
+    limit = b.const(low, b.t)
+    return b.op("where", b.t, b.op("lt", "bool", x, limit), limit, x)
 
 
 @rule("clamp_min")

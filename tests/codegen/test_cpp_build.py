@@ -1,0 +1,144 @@
+"""Finding a compiler, building, and keeping what was built."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.loops.compiling import compile_function, same
+from undertow.codegen import cpp_build, kernels_dynamic
+
+UNIT = 'extern "C" i64 answer(void) { return 42; }\n'
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UNDERTOW_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cpp_build, "_candidates", list)
+    cpp_build.find_compiler.cache_clear()
+    kernels_dynamic._say_once.cache_clear()
+    yield
+    cpp_build.find_compiler.cache_clear()
+
+
+def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    done = []
+    original = cpp_build._compile
+
+    def counted(*args):  # type: ignore[no-untyped-def]
+        done.append(1)
+        original(*args)
+
+    monkeypatch.setattr(cpp_build, "_compile", counted)
+    return done
+
+
+def test_a_unit_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = count_compilations(monkeypatch)
+    for _ in range(2):
+        assert cpp_build.build(UNIT).answer() == 42
+    assert len(done) == 1
+    assert not list(cache.rglob("build-*"))
+
+
+def test_a_file_that_was_changed_is_built_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = count_compilations(monkeypatch)
+    path = Path(cpp_build.build_whole(cpp_build.prelude() + UNIT))
+    path.chmod(0o700)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with caplog.at_level(logging.WARNING):
+        assert Path(cpp_build.build_whole(cpp_build.prelude() + UNIT)) == path
+    assert len(done) == 2
+    assert "not what was built" in caplog.text
+
+
+def test_what_the_compiler_refuses_is_an_error_with_its_words(cache: Path) -> None:
+    with pytest.raises(cpp_build.BuildError, match="nonsense"):
+        cpp_build.build("nonsense\n")
+
+
+def test_a_named_compiler_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -x")
+    assert cpp_build._candidates()[0] == ("no-such-compiler", "-x")
+    cpp_build.find_compiler.cache_clear()
+    assert cpp_build.find_compiler().command != ("no-such-compiler", "-x")
+    cpp_build.find_compiler.cache_clear()
+
+
+def test_without_a_compiler_graphs_run_as_aten_calls_and_the_log_says_so_once(
+    no_compiler: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(3)
+    gm = make_fx(lambda x: [x + 1], tracing_mode="fake")(x)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            same(kernels_dynamic.compile_any(gm)(x), [x + 1])
+    assert caplog.text.count("install g++ or clang++") == 1
+
+
+def test_generated_code_has_no_includes_and_asks_for_no_fast_math() -> None:
+    assert "#include" not in cpp_build.prelude()
+    assert not any("fast-math" in flag or "finite" in flag for flag in cpp_build.FLAGS)
+
+
+@pytest.mark.slow
+def test_many_processes_may_build_the_same_unit_at_once(cache: Path) -> None:
+    script = (
+        f"from undertow.codegen.cpp_build import build\nassert build({UNIT!r}).answer() == 42\n"
+    )
+    import sys
+
+    running = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
+    assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
+
+
+def test_nan_infinities_and_signed_zeros_are_as_in_eager() -> None:
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, 88.9, -104.5])
+
+    def function(x):  # type: ignore[no-untyped-def]
+        return [
+            x.exp(), x.log(), x.tanh(), x.erf(), x.sigmoid(), x.sqrt(), x.relu(), x.sin(), x.cos(),
+            x.log1p(), x.expm1(), x.amax(), x.amin(), x.sum(), x.neg(), x.clamp(-1, 1), 1 / x,
+            x.round(), x.sign(), x.isnan(), x == x,
+        ]  # fmt: skip
+
+    got, want = compile_function(function, x)(x), function(x)
+    same(got, want)
+    for a, b in zip(got, want, strict=True):
+        if a.is_floating_point():
+            zeros = b == 0
+            assert torch.equal(a[zeros].signbit(), b[zeros].signbit())
+
+
+MATH = ["exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "expm1", "log1p", "exp2", "log2"]
+
+
+@pytest.mark.parametrize("name", MATH)
+def test_math_is_within_two_units_in_the_last_place(name: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.randn(20000, generator=random) * s for s in (0.01, 1, 10, 80)])
+    if name in ("log", "log2", "log1p"):
+        x = x.abs()
+    function = getattr(torch, name)
+    (got,) = compile_function(lambda x: [function(x)], x)(x)
+    want = function(x.double())
+    eager = function(x).double()
+    good = want.abs() > 1e-37
+    unit = torch.ldexp(torch.ones(()), torch.frexp(want.float())[1] - 24)
+    exact = (got.double() - want).abs() / unit
+    error = torch.minimum(exact, (got.double() - eager).abs() / unit)[good & got.isfinite()]
+    assert error.max() <= 2
