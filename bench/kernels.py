@@ -145,12 +145,14 @@ def measure(name: str, rounds: int) -> dict[str, float]:
     for run in runners.values():
         for _ in range(3):
             run()
+    # on one thread the processor's own time, which others on the machine do not disturb
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {backend: [] for backend in runners}
     for _ in range(rounds):
         for backend, run in runners.items():
-            begin = time.perf_counter()
+            begin = clock()
             run()
-            times[backend].append(time.perf_counter() - begin)
+            times[backend].append(clock() - begin)
     return {backend: statistics.median(found) for backend, found in times.items()}
 
 

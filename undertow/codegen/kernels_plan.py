@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from undertow.codegen.cpp_kernel import Source, kernel_source
 from undertow.loops.fuse import Fused
 from undertow.loops.group import Group
 from undertow.loops.ir import Extern, Lowered, View
-from undertow.loops.kernel import Kernel, build_kernel
+from undertow.loops.kernel import Kernel, KernelStore, build_kernel
 from undertow.loops.lower import views_in
 from undertow.loops.memory import Life, plan_arena
 
@@ -137,12 +137,68 @@ def place(result: Schedule) -> None:
     for at, step in enumerate(result.steps):
         if isinstance(step, Launch) and step.sources[0].scratch:
             lives.append(Life(count + at, step.sources[0].scratch, at, at))
-    offsets, result.arena = plan_arena(lives)
+    heirs = _in_place(result, {life.number for life in lives})
+    offsets, result.arena = plan_arena(_joined(lives, heirs))
+    for life in lives:
+        root = life.number
+        while root in heirs:
+            root = heirs[root]
+        offsets[life.number] = offsets[root]
     for number, offset in offsets.items():
         if number < count:
             result.offsets[number] = offset
         else:
             result.scratch[number - count] = offset
+
+
+def _in_place(result: Schedule, placed: set[int]) -> dict[int, int]:
+    """Results that take the memory of an operand which dies as they are made, by result.
+
+    Only where a kernel makes one pass and reads the operand where it writes the result, so that
+    each element is read before it is written over.
+    """
+    buffers = result.lowered.buffers
+    heirs: dict[int, int] = {}
+    for at, step in enumerate(result.steps):
+        if not isinstance(step, Launch) or len(step.kernels) > 1:
+            continue
+        kernel = step.kernels[0]
+        if kernel.kind != "rows" or any(instr.op == "reduce" for instr in kernel.code):
+            continue
+        dying = [n for n in kernel.reads if n in placed and result.last_use[n] == at]
+        for store in kernel.stores:
+            made = store.buffer
+            if made not in placed or result.first_write[made] != at or store.level != "element":
+                continue
+            for number in dying:
+                fits = buffers[number].nbytes == buffers[made].nbytes
+                if fits and _reads_in_step(kernel, number, store):
+                    heirs[made] = number
+                    dying.remove(number)
+                    break
+    return heirs
+
+
+def _reads_in_step(kernel: Kernel, number: int, store: KernelStore) -> bool:
+    for instr in kernel.code:
+        if instr.op == "gather" and instr.data[0] == number:
+            return False
+        if instr.op == "mload" and instr.data == number:
+            return False
+        same = instr.strides == store.strides and instr.offset == store.offset
+        if instr.op == "load" and instr.data == number and not same:
+            return False
+    return number not in kernel.writes
+
+
+def _joined(lives: list[Life], heirs: dict[int, int]) -> list[Life]:
+    """Lives with heirs taken into those they inherit from."""
+    last = {life.number: life.last for life in lives}
+    for life in sorted(lives, key=lambda item: -item.first):
+        if life.number in heirs:
+            parent = heirs[life.number]
+            last[parent] = max(last[parent], last[life.number])
+    return [replace(life, last=last[life.number]) for life in lives if life.number not in heirs]
 
 
 def _hold_until_waited(result: Schedule) -> None:

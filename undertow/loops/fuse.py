@@ -65,7 +65,8 @@ class _Fuser:
         self.writer: dict[int, Slot] = {}
         self.readers: dict[int, list[Slot]] = {}
         self.refusals: list[Refusal] = []
-        self.inputs = {b.number for b in lowered.buffers if b.kind == "input"}
+        self.last_start = -1  # the place of the last collective that was started,
+        self.last_wait = -1  # and of the last wait
 
     def run(self) -> Fused:
         for step in self.lowered.steps:
@@ -73,6 +74,7 @@ class _Fuser:
                 slot: Slot = _Call(len(self.slots), step)
                 self.slots.append(slot)
                 self.connect(step, slot)
+                self.note_collective(step, slot.order)
             else:
                 self.place(step)
         steps: list[Group | Extern] = []
@@ -82,6 +84,13 @@ class _Fuser:
             elif slot.merged_into is None:
                 steps.append(slot)
         return Fused(steps, self.refusals)
+
+    def note_collective(self, step: Extern, order: int) -> None:
+        if "c10d_functional" in str(step.node.target):
+            if "wait_tensor" in str(step.node.target):
+                self.last_wait = order
+            else:
+                self.last_start = order
 
     # -- hazards ----------------------------------------------------------------------------
 
@@ -159,6 +168,8 @@ class _Fuser:
     def try_join(self, group: Group, nest: Nest) -> tuple[Place, str] | str:
         if group.kind == "scatter":
             return "it writes at computed addresses"
+        if group.order < self.last_start:
+            return "it would move work from under a collective to before its start"
         if group.instrs + len(nest.body) > MOST_INSTRS:
             return "the kernel has too many instructions"
         if len(group.made) + len(group.read) + len(nest.reads) > MOST_BUFFERS:
@@ -246,6 +257,8 @@ class _Fuser:
         """Move an earlier kernel that feeds `nest` into the kernel that holds it, if it may."""
         if other.first_consumer < group.order or other.order > group.order:
             return
+        if other.order < self.last_wait < group.order:
+            return  # work that hides a collective stays before the wait
         if other.kind != "flat" or any(member.late for member in other.members):
             return
         if group.instrs + other.instrs > MOST_INSTRS or (

@@ -98,12 +98,16 @@ class _Merger:
                 moved = store._replace(value=value, terms=terms)
                 self.stores.append((moved, member.place, level))
                 continue
-            if nest.is_reduction and store.buffer in self.halves:
-                # rounded as eager rounds it, where that costs nothing
-                value = self.emit(Instr("round", "f32", (value,), self.halves[store.buffer]))
-            self.forward[store.buffer] = value
+            self.forward[store.buffer] = self.rounded(value, store.buffer)
             if store.buffer in self.needed:
                 self.stores.append((store._replace(value=value), member.place, level))
+
+    def rounded(self, value: int, buffer: int) -> int:
+        """What a reader of the buffer would find: 16-bit floats are rounded, as eager does."""
+        half = self.halves.get(buffer)
+        if half is None or (self.code[value].op, self.code[value].data) == ("round", half):
+            return value
+        return self.emit(Instr("round", "f32", (value,), half))
 
     def instruction(self, instr: Instr, member: Member, local: list[int]) -> int:
         if instr.op == "load" and instr.data in self.forward:

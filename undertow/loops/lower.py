@@ -283,6 +283,7 @@ class Lowering:
         if body.instrs[value].op == "const":
             return Constant(body.sizes, body.out, body.instrs[value].data)
         out = self.nest(body, self.fresh(origin, meta), value, origin)
+        value = body.convert(value, out.dtype)  # as a reader of the buffer would find it
         recipe = make_recipe(body.sizes, out.strides, tuple(body.instrs), value)
         if recipe is not None:
             self.recipes[out.buffer] = recipe
