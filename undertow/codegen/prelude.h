@@ -72,8 +72,20 @@ INLINE f32 u_exp(f32 x) {
   p = p * r + 0.166666672f;
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
-  f32 y = scale2(p, (i32)n);
-  return x != x ? x : y;
+  return scale2(p, (i32)n);  // a NaN has come through the polynomial
+}
+// exp where the result is a normal number for certain
+INLINE f32 exp_near(f32 x) {
+  f32 n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+  f32 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  f32 p = 0.000199089045f;
+  p = p * r + 0.00139345438f;
+  p = p * r + 0.00833328441f;
+  p = p * r + 0.0416664556f;
+  p = p * r + 0.166666672f;
+  p = p * r + 0.5f;
+  p = p * r * r + r + 1.0f;
+  return bits_f(bits_u(p) + ((u32)(i32)n << 23));
 }
 INLINE f32 u_exp2(f32 x) {
   f32 c = x > 129.0f ? 129.0f : x;
@@ -156,7 +168,9 @@ INLINE f32 u_tanh(f32 x) {
   p = p * z + 0.133333012f;
   p = p * z + -0.333333343f;
   f32 small = p * z * x + x;
-  f32 large = 1.0f - 2.0f / (u_exp(a + a) + 1.0f);
+  f32 c = a > 10.0f ? 10.0f : a;
+  f32 large = 1.0f - 2.0f / (exp_near(c + c) + 1.0f);
+  large = x != x ? x : large;
   return u_copysign(a < 0.625f ? small : large, x);
 }
 INLINE f32 u_erf(f32 x) {
@@ -179,7 +193,7 @@ INLINE f32 u_erf(f32 x) {
   q = q * c + -0.633039594f;
   q = q * c + -1.1296612f;
   q = q * c + 0.000204359865f;
-  f32 large = u_copysign(1.0f - u_exp(q), x);
+  f32 large = u_copysign(1.0f - exp_near(q), x);
   f32 y = a < 1.0f ? p * x + x : large;
   return x != x ? x : y;
 }
