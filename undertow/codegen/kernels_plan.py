@@ -12,6 +12,8 @@ from undertow.loops.kernel import Kernel, KernelStore, build_kernel
 from undertow.loops.lower import views_in
 from undertow.loops.memory import Life, plan_arena
 
+MOST_POINTERS = 128  # of one kernel among many, as the prelude has room for
+
 
 @dataclass(slots=True)
 class Launch:
@@ -102,6 +104,8 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
     """Add a kernel to the launch before it, if they are alike and independent."""
     last = steps[-1] if steps else None
     if not isinstance(last, Launch) or last.name != name or source.combine:
+        return False
+    if len(source.buffers) > MOST_POINTERS:
         return False
     if any(n in last.reads or n in last.writes for n in kernel.writes):
         return False

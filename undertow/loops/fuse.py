@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from undertow.loops.group import (
-    MOST_BUFFERS,
     MOST_INSTRS,
+    MOST_OPERANDS,
     Access,
     Group,
     admit,
@@ -172,7 +172,7 @@ class _Fuser:
             return "it would move work from under a collective to before its start"
         if group.instrs + len(nest.body) > MOST_INSTRS:
             return "the kernel has too many instructions"
-        if len(group.made) + len(group.read) + len(nest.reads) > MOST_BUFFERS:
+        if len(group.operands) + len(nest.reads) > MOST_OPERANDS:
             return "the kernel has too many buffers"
         anchors = self.anchors(group, nest)
         if isinstance(anchors, str):
@@ -261,9 +261,9 @@ class _Fuser:
             return  # work that hides a collective stays before the wait
         if other.kind != "flat" or any(member.late for member in other.members):
             return
-        if group.instrs + other.instrs > MOST_INSTRS or (
-            len(group.made) + len(group.read) + len(other.made) + len(other.read) > MOST_BUFFERS
-        ):
+        if group.instrs + other.instrs > MOST_INSTRS:
+            return
+        if len(group.operands) + len(other.operands) > MOST_OPERANDS:
             return
         place = group.members[-1].place
         for instr in nest.body:

@@ -19,8 +19,8 @@ from undertow.loops.space import Place, Space, match, match_sizes
 
 SMALL = 16384  # elements; a reduction of fewer to one number is one serial row
 WIDEST_PARTIAL = 65536  # elements of one partial result of a late reduction
-MOST_INSTRS = 400
-MOST_BUFFERS = 96
+MOST_INSTRS = 600
+MOST_OPERANDS = 64  # buffers that a kernel reads and does not make
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class Group:
     first_consumer: int = 1 << 60
     merged_into: Group | None = None
     instrs: int = 0
+    operands: set[int] = field(default_factory=set)  # buffers that it reads and does not make
     tops: list[int] = field(default_factory=list)  # the loops it started with
 
     def leaves(self) -> list[int]:
@@ -96,6 +97,7 @@ def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
         late = settle_reduction(group, nest, place) == "late"
     group.members.append(Member(nest, place, level, late))
     group.instrs += len(nest.body)
+    group.operands.update(n for n in nest.reads if n not in group.made)
     for instr in nest.body:
         if instr.op == "load":
             assert instr.strides is not None

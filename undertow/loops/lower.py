@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from undertow.capture.schema import named_arguments, written_parameters
+from undertow.capture.schema import named_arguments, written_nodes, written_parameters
 from undertow.errors import UndertowError
 from undertow.loops.body import Body, CannotLower
 from undertow.loops.dtypes import TAGS
@@ -85,6 +85,7 @@ class Lowering:
         self.made: dict[Value, View] = {}  # values that had to be written out
         self.recipes: dict[int, Recipe] = {}  # cheap results, by buffer
         self.by_nest: set[int] = set()  # buffers that nests make
+        self.written = written_roots(gm.graph)
 
     # -- the walk ---------------------------------------------------------------------------
 
@@ -139,6 +140,8 @@ class Lowering:
         if not isinstance(target, torch._ops.OpOverload):
             return self.extern(node)
         name = target._schema.name.partition("::")[2]
+        if str(target).startswith("_c10d_functional.wait_tensor"):
+            return self.wait(node)
         if target._schema.is_mutable:
             return self.copy_into(node) if target is aten.copy_.default else self.extern(node)
         if is_view(target) or name in VIEWS_IN_ALL_BUT_NAME:
@@ -395,6 +398,25 @@ class Lowering:
         )
         return results if is_tuple else results[0]
 
+    def wait(self, node: fx.Node) -> Any:
+        """What is waited for is the tensor itself, complete from here on."""
+        value = self.tensor(self.env[node.args[0]])  # type: ignore[index]
+        numbers = (value.buffer,)
+        self.result.steps.append(
+            Extern(
+                len(self.result.steps),
+                node,
+                (value,),
+                {},
+                (None,),
+                False,
+                False,
+                reads=numbers,
+                writes=numbers,
+            )
+        )
+        return value
+
     def aliased(self, target: Any, k: int, arguments: dict[str, Any]) -> View | None:
         """The argument that a mutating operator writes to and returns."""
         schema = getattr(target, "_schema", None)
@@ -432,6 +454,24 @@ class Lowering:
         if isinstance(item, list):
             return [self.placed(part) for part in item]
         return item
+
+
+def written_roots(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose own memory some later call writes to, directly or through views of it."""
+    root: dict[fx.Node, fx.Node] = {}
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        root[node] = node
+        target = node.target
+        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+            if node.args and isinstance(node.args[0], fx.Node):
+                root[node] = root[node.args[0]]  # an element of a list of views
+            continue
+        if target._schema.is_mutable:
+            found.update(root[arg] for arg in written_nodes(node))
+        elif is_view(target) and isinstance(node.args[0], fx.Node):
+            root[node] = root[node.args[0]]
+    return found
 
 
 def is_opaque(value: Any) -> bool:

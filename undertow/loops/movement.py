@@ -16,15 +16,18 @@ MOST_WINDOWS = 4  # parts of a concatenation chosen between where it is read
 MOST_COPIES = 64  # parts of a concatenation written by loops of their own
 
 
-def _constant(node: fx.Node, number: Any) -> Constant:
+def _constant(lowering: Lowering, node: fx.Node, number: Any) -> Value:
     meta = node.meta["val"]
     tag = TAGS[meta.dtype]
-    body = Body((), tag)
-    return Constant(tuple(meta.shape), tag, body.instrs[body.const(number, body.t)].data)
+    body = lowering.body(tuple(meta.shape), tag)
+    value = body.const(number, body.t)
+    if node in lowering.written:  # it needs memory of its own
+        return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
+    return Constant(body.sizes, tag, body.instrs[value].data)
 
 
 def _zeros(lowering: Lowering, node: fx.Node, *_: Any, **__: Any) -> Value:
-    return _constant(node, 0)
+    return _constant(lowering, node, 0)
 
 
 _EMPTY = """
@@ -37,21 +40,21 @@ for _name in _EMPTY.split():
 
 @handles("ones", "ones_like", "new_ones")
 def _ones(lowering: Lowering, node: fx.Node, *_: Any, **__: Any) -> Value:
-    return _constant(node, 1)
+    return _constant(lowering, node, 1)
 
 
 @handles("full", "full_like", "new_full")
 def _full(lowering: Lowering, node: fx.Node, _: Any, number: Any, *__: Any, **___: Any) -> Value:
     if not isinstance(number, int | float | bool):
         raise CannotLower("a fill that is not a number")
-    return _constant(node, number)
+    return _constant(lowering, node, number)
 
 
 @handles("scalar_tensor")
 def _scalar(lowering: Lowering, node: fx.Node, number: Any, **_: Any) -> Value:
     if not isinstance(number, int | float | bool):
         raise CannotLower("a fill that is not a number")
-    return _constant(node, number)
+    return _constant(lowering, node, number)
 
 
 @handles("fill")

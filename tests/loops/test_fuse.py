@@ -1,0 +1,101 @@
+"""Which nests become one kernel, and why others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.loops.compiling import compile_function
+from undertow.loops.space import Space, match
+
+
+def kernels(function: Any, *args: Any) -> int:
+    return compile_function(function, *args).kernels
+
+
+X = torch.randn(64, 48)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [(x + 1).relu() * 2],
+        lambda x: [x + 1, x * 2],
+        lambda x: [(x * 2).view(32, 96).t() + 1],
+        lambda x: [(x * 2).view(64, 6, 8).sum(2)],
+        lambda x: [(x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)],
+        lambda x: [x.softmax(1), x.sum(0)],
+        lambda x: [(x.exp() + 1).sum(1, keepdim=True).log() + x],
+    ],
+    ids=["chain", "siblings", "split loops", "reduction", "normalisation", "mixed", "epilogue"],
+)
+def test_one_kernel(function: Any) -> None:
+    assert kernels(function, X) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: [(x * 2).sum(0)[None] + x], "complete only after the loops"),
+        (lambda x: [x.exp().t().contiguous().view(64, 48) + x.exp()], "at other addresses"),
+        (lambda x: [x.exp().sum(1), x.exp()[:, 1:] + 1], "do not line up"),
+    ],
+    ids=["late", "transposed", "window"],
+)
+def test_refusals_have_reasons(function: Any, reason: str) -> None:
+    compiled = compile_function(function, X)
+    assert compiled.kernels > 1
+    assert any(reason in refusal.reason for refusal in compiled.refusals), compiled.refusals
+
+
+def test_an_optimizer_step_is_one_launch_over_a_table() -> None:
+    sizes = range(10, 40)
+    weights = [torch.randn(n) for n in sizes]
+    slopes = [torch.randn(n) for n in sizes]
+
+    def step(weights, slopes):  # type: ignore[no-untyped-def]
+        scaled = torch._foreach_mul(slopes, 0.1)
+        return torch._foreach_sub(torch._foreach_mul(weights, 0.99), scaled)
+
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from undertow.codegen.kernels import compile_graph
+
+    gm = make_fx(step, tracing_mode="fake")(weights, slopes)
+    compiled = compile_graph(gm)
+    got = compiled(*weights, *slopes)
+    torch.testing.assert_close(
+        got, [w * 0.99 - g * 0.1 for w, g in zip(weights, slopes, strict=True)]
+    )
+    assert compiled.kernels == 1
+    assert compiled.cpp.count("static void k") == 1
+
+
+def test_a_long_chain_is_fused_in_linear_time() -> None:
+    """Many small kernels would be as bad as a quadratic search for them."""
+
+    def chain(x):  # type: ignore[no-untyped-def]
+        for k in range(300):
+            x = x * 1.0001 + k
+        return [x]
+
+    compiled = compile_function(chain, torch.randn(8))
+    assert compiled.kernels <= 4
+
+
+def test_loops_of_other_shapes_are_split_to_match() -> None:
+    space = Space()
+    rows, columns = space.add(6), space.add(20)
+    found = match(space, {rows: 20, columns: 1}, (3, 8, 5), (40, 5, 1))
+    assert found is not None
+    leaves = space.leaves([rows, columns])
+    assert [space.sizes[leaf] for leaf in leaves] == [3, 2, 4, 5]
+    assert found[1] == leaves[1:3]
+
+
+def test_loops_that_do_not_divide_do_not_match() -> None:
+    space = Space()
+    assert match(space, {space.add(6): 1}, (4,), (1,)) is None
+    assert match(space, {space.add(6): 1}, (6,), (2,)) is None

@@ -1,0 +1,103 @@
+"""What graphs become: views, casts, constants, writes, extern calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.loops.compiling import compile_function, same
+from undertow.loops.ir import Extern, Lowered, Nest
+from undertow.loops.lower import DynamicShapesError, lower_graph
+
+aten = torch.ops.aten
+
+
+def lowered(function: Any, *args: Any, mode: str = "fake") -> Lowered:
+    return lower_graph(make_fx(function, tracing_mode=mode)(*args))
+
+
+def check(function: Any, *args: torch.Tensor) -> None:
+    want = function(*[arg.clone() for arg in args])
+    same(compile_function(function, *[arg.clone() for arg in args])(*args), want)
+
+
+def test_views_cost_nothing() -> None:
+    x = torch.randn(4, 6, 5)
+    found = lowered(lambda x: [x.transpose(0, 1)[1:, None].expand(5, 3, 4, 5)], x)
+    assert found.steps == []
+    (view,) = found.outputs
+    assert (view.buffer, view.offset, view.strides) == (0, 5, (5, 0, 30, 1))
+
+
+def test_casts_are_read_where_they_are_used() -> None:
+    found = lowered(lambda x: [x.float() + 1], torch.ones(3, dtype=torch.bfloat16))
+    (nest,) = found.steps
+    assert isinstance(nest, Nest)
+    assert [instr.op for instr in nest.body] == ["load", "const", "add"]
+
+
+def test_a_cast_keeps_the_value_from_before_a_write() -> None:
+    def function(x):  # type: ignore[no-untyped-def]
+        y = x * 2
+        before = y.double()
+        y.add_(1)
+        return [before, y]
+
+    check(function, torch.randn(5))
+
+
+def test_constants_have_no_memory_unless_written_to() -> None:
+    assert lowered(lambda x: [x + torch.zeros(3)], torch.ones(3)).steps[0].reads == (0,)
+
+    def function(x):  # type: ignore[no-untyped-def]
+        a, b = torch.empty(6), torch.empty(6)
+        a[:3].copy_(x)
+        a[3:].copy_(x * 2)
+        b.fill_(7)
+        return [a + b, a, b]
+
+    check(function, torch.randn(3))
+
+
+def test_what_has_no_loop_form_is_called_and_counted() -> None:
+    found = lowered(lambda x: [x.sort()[0] + 1, x.cumsum(0)], torch.randn(5))
+    assert found.fallbacks == {"aten.sort.default": 1, "aten.cumsum.default": 1}
+    assert sum(isinstance(step, Extern) for step in found.steps) == 2
+
+
+def test_a_calls_results_may_be_lists_and_numbers_of_other_kinds() -> None:
+    check(lambda x: [t + 1 for t in x.sort(1)] + [x.topk(2)[1]], torch.randn(3, 5))
+
+
+def test_complex_numbers_pass_through_calls() -> None:
+    check(lambda x: [torch.fft.fft(x).abs() * 2], torch.randn(8))
+
+
+def test_integer_division_by_what_may_be_zero_is_left_to_eager() -> None:
+    found = lowered(lambda x, y: [x // y, x // 2], torch.tensor([3, 4]), torch.tensor([1, 2]))
+    assert list(found.fallbacks) == ["aten.floor_divide.default"]
+
+
+def test_symbolic_sizes_are_refused() -> None:
+    with pytest.raises(DynamicShapesError):
+        lowered(lambda x: [x * 2], torch.randn(3, 4), mode="symbolic")
+
+
+def test_empty_tensors_are_left_to_eager() -> None:
+    check(lambda x: [x + 1, x.sum(0)], torch.randn(0, 4))
+
+
+def test_inputs_that_are_written_to_change() -> None:
+    def function(x, y):  # type: ignore[no-untyped-def]
+        old = x * 2
+        x.copy_(x + y)
+        return [old, x * 3]
+
+    x, y = torch.randn(4), torch.randn(4)
+    mine = x.clone()
+    got = compile_function(function, x.clone(), y)(mine, y)
+    same(got, [x * 2, (x + y) * 3])
+    same(mine, x + y)
