@@ -40,6 +40,7 @@ FLAGS = (
     "-std=c++17",
 )
 TIMEOUT = 600  # seconds
+_COMPILER_FAULTS = ("internal compiler error", "unrecognizable insn")
 
 
 class NoCompilerError(UndertowError):
@@ -163,15 +164,22 @@ def _is_good(path: Path) -> bool:
     return True
 
 
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{shlex.join(command)} did not run: {error}") from error
+
+
 def _compile(compiler: Compiler, whole: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
         source.write_text(whole, encoding="utf-8")
         command = [*compiler.command, *compiler.flags, str(source), "-o", str(built)]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise BuildError(f"{shlex.join(command)} did not run: {error}") from error
+        answer = _run(command)
+        if answer.returncode and any(sign in answer.stderr for sign in _COMPILER_FAULTS):
+            _log.warning("%s failed on its own account; trying less hard", compiler.version)
+            answer = _run([*command, "-O1"])
         if answer.returncode:
             raise BuildError(
                 f"{compiler.version} refused the generated code:\n{answer.stderr[:4000]}"

@@ -66,8 +66,6 @@ def expression(instr: Instr, args: list[str], from_dtype: str) -> str:
         return _conversion(t, args[0], from_dtype)
     if op == "round" and instr.data is not None:
         return f"round_{instr.data}({args[0]})"
-    if op == "signbit":
-        return f"(bool)__builtin_signbit({args[0]})"
     if op == "bound":
         return f"bound({args[0]}, {instr.data}L)"
     if op in ("floordiv", "remainder") and not is_float(t):

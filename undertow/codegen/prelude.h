@@ -55,6 +55,9 @@ INLINE f64 u_round(f64 x) { return __builtin_rint(x); }
 INLINE f32 u_copysign(f32 x, f32 y) { return __builtin_copysignf(x, y); }
 INLINE f64 u_copysign(f64 x, f64 y) { return __builtin_copysign(x, y); }
 
+INLINE bool u_signbit(f32 x) { return (i32)bits_u(x) < 0; }
+INLINE bool u_signbit(f64 x) { return __builtin_bit_cast(i64, x) < 0; }
+
 // x * 2^n for -252 <= n <= 254, in two steps so that subnormal results are right
 INLINE f32 scale2(f32 x, i32 n) {
   i32 h = n >> 1;
