@@ -204,3 +204,20 @@ def test_backward_is_recorded_as_one_graph() -> None:
         x.sin().sum().backward()
     assert len(seen) == 1
     torch.testing.assert_close(x.grad, x.cos())
+
+
+def test_registered_decompositions_have_the_ones_we_take() -> None:
+    names = {str(op) for op in torch_api.registered_decompositions()}
+    assert {"aten._softmax.default", "aten.native_layer_norm_backward.default"} <= names
+
+
+def test_fakes_are_propagated_through_a_graph() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.ops.aten.sum.dim_IntList, (x, [0]))
+    graph.output((y,))
+    mode = torch_api.new_fake_mode()
+    with mode:
+        given = torch.empty(3, 4)
+    torch_api.propagate_fakes(fx.GraphModule(torch.nn.Module(), graph), mode, [given])
+    assert y.meta["val"].shape == (4,)
