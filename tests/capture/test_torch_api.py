@@ -221,3 +221,9 @@ def test_fakes_are_propagated_through_a_graph() -> None:
         given = torch.empty(3, 4)
     torch_api.propagate_fakes(fx.GraphModule(torch.nn.Module(), graph), mode, [given])
     assert y.meta["val"].shape == (4,)
+
+
+def test_composite_operators_are_known_as_such() -> None:
+    assert isinstance(torch.ops.aten.reshape.default, torch_api.OpOverload)
+    assert torch_api.is_composite(torch.ops.aten.reshape.default)
+    assert not torch_api.is_composite(torch.ops.aten.view.default)

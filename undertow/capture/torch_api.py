@@ -45,6 +45,7 @@ __all__ = [
     "fake_initialisation",
     "fake_store",
     "has_fully_sharded_modules",
+    "is_composite",
     "job_store",
     "min_cut_partition",
     "new_fake_mode",
@@ -237,3 +238,9 @@ def propagate_fakes(gm: Any, mode: FakeTensorMode, args: Any) -> None:
 
     with mode, torch.no_grad():
         Propagate(gm).run(*args)
+
+
+def is_composite(operator: OpOverload) -> bool:
+    """Whether an operator is written in terms of others, and traced as those."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(operator.has_kernel_for_dispatch_key(key))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from undertow.capture.torch_api import OpOverload
 from undertow.codegen.kernels_plan import Launch, Schedule, is_whole
 from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
@@ -209,7 +210,7 @@ class _Writer:
     def result(self, step: Extern, number: int, text: str) -> None:
         buffer = self.schedule.lowered.buffers[number]
         target: Any = step.node.target
-        if isinstance(target, torch._ops.OpOverload) and is_view(target):
+        if isinstance(target, OpOverload) and is_view(target):
             text += ".clone()"  # its memory may be an arena's, which others will use
         self.put(f"b{number} = {text}")
         if number not in self.schedule.last_use and number not in {

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from undertow.capture.schema import named_arguments, written_nodes, written_parameters
+from undertow.capture.torch_api import OpOverload, is_composite
 from undertow.errors import UndertowError
 from undertow.loops.body import Body, CannotLower
 from undertow.loops.dtypes import TAGS
@@ -137,7 +138,7 @@ class Lowering:
             return node.meta["val"]  # arithmetic on sizes that are known
         if getattr(target, "__name__", "") == "getitem":
             return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             return self.extern(node)
         name = target._schema.name.partition("::")[2]
         if str(target).startswith("_c10d_functional.wait_tensor"):
@@ -463,7 +464,7 @@ def written_roots(graph: fx.Graph) -> set[fx.Node]:
     for node in graph.nodes:
         root[node] = node
         target = node.target
-        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+        if node.op != "call_function" or not isinstance(target, OpOverload):
             if node.args and isinstance(node.args[0], fx.Node):
                 root[node] = root[node.args[0]]  # an element of a list of views
             continue
@@ -561,4 +562,4 @@ def is_view(target: Any) -> bool:
     if not aliases or any(a is None or a.is_write for a in aliases):
         return False
     # a composite one, such as reshape, may copy
-    return not target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return not is_composite(target)
