@@ -7,22 +7,18 @@ results per part, and a second function combines them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from undertow.codegen.cpp_ops import C_TYPES, STORED, expression, kept, literal, loaded
-from undertow.loops.dtypes import NBYTES, is_float
-from undertow.loops.ir import Buffer, Instr, product
-from undertow.loops.kernel import Kernel, KernelStore
+from undertow.codegen.cpp_ops import C_TYPES
+from undertow.codegen.cpp_text import BLOCK, Text
+from undertow.loops.ir import Buffer, product
+from undertow.loops.kernel import Kernel
 from undertow.loops.passes import Pass, plan_passes, work
 
-BLOCK = 4096  # elements summed in float32 before the sum goes to a wider one
 LANES = 64  # contiguous columns reduced together
 WORTH = 100_000  # element additions that pay for one more thread
 ROWS_PER_PART = 64  # at least, in late reductions
 MOST_PARTS = 64
-
-_IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
-_SIMD = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 
 
 def worth(additions: int) -> int:
@@ -47,16 +43,8 @@ def kernel_source(kernel: Kernel, buffers: list[Buffer]) -> Source:
     return _Writer(kernel, buffers).write()
 
 
-@dataclass(slots=True)
-class _Writer:
-    kernel: Kernel
-    buffers: list[Buffer]
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
-    slots: dict[int, int] = field(default_factory=dict)
-    passes: list[Pass] = field(default_factory=list)
-    parts: int = 0
-    in_order: bool = False  # whether iterations of the innermost loop may depend on each other
+class _Writer(Text):
+    """Writes the loops."""
 
     # -- the function -----------------------------------------------------------------------
 
@@ -137,11 +125,6 @@ class _Writer:
     def count_parts(self, total: int, flat: bool) -> int:
         each = BLOCK * 4 if flat else ROWS_PER_PART
         return max(1, min(MOST_PARTS, total // each))
-
-    def declare(self) -> None:
-        for number, slot in self.slots.items():
-            kind = STORED[self.buffers[number].dtype]
-            self.put(f"{kind} *const p{slot} = ({kind} *)P[{slot}];")
 
     def outer_indices(self, row: str) -> None:
         sizes = self.kernel.outer
@@ -246,18 +229,6 @@ class _Writer:
         for store in this.stores:
             self.put(self.store_text(store) + ";")
 
-    def linear(self) -> str:
-        """The place within a row."""
-        inner = self.kernel.inner
-        if not inner:
-            return "0"
-        text = f"i{len(inner) - 1}"
-        step = inner[-1]
-        for k in range(len(inner) - 2, -1, -1):
-            text += f" + i{k} * {step}L"
-            step *= inner[k]
-        return text
-
     # -- lanes ------------------------------------------------------------------------------
 
     def lanes(self, begin: str, end: str) -> None:
@@ -324,283 +295,3 @@ class _Writer:
             self.put(f"v{number}[l] = " + text.split(" = ", 1)[1])
         self.close()
         return upto
-
-    # -- values -----------------------------------------------------------------------------
-
-    def name(self, number: int) -> str:
-        instr = self.kernel.code[number]
-        if instr.op == "const":
-            return literal(instr.data, instr.dtype)
-        if self.kernel.kind == "lanes" and self.kernel.levels[number] == "row":
-            return f"v{number}[l]"
-        return f"v{number}"
-
-    def definition(self, number: int, instr: Instr) -> str:
-        kind = C_TYPES[instr.dtype]
-        args = [self.name(arg) for arg in instr.args]
-        if instr.op == "load":
-            assert instr.strides is not None
-            slot, stored = self.slots[instr.data], self.buffers[instr.data].dtype
-            text = loaded(f"p{slot}", self.address(instr.strides, instr.offset), stored)
-        elif instr.op == "mload":
-            assert instr.strides is not None
-            slot, stored = self.slots[instr.data], self.buffers[instr.data].dtype
-            text = loaded(f"p{slot}", self.address(instr.strides, instr.offset), stored)
-            text = f"{args[0]} ? {text} : ({kind})0"
-        elif instr.op == "gather":
-            assert instr.strides is not None
-            buffer, steps = instr.data
-            address = self.address(instr.strides, instr.offset)
-            for arg, step in zip(args, steps, strict=True):
-                address += f" + {arg} * {step}L"
-            text = loaded(f"p{self.slots[buffer]}", address, self.buffers[buffer].dtype)
-        elif instr.op == "index":
-            assert instr.strides is not None
-            text = self.address(instr.strides, instr.offset)
-            text = text if kind == "i64" else f"({kind})({text})"
-        else:
-            source = self.kernel.code[instr.args[0]].dtype if instr.args else ""
-            text = expression(instr, args, source)
-        return f"const {kind} v{number} = {text};"
-
-    def address(self, strides: tuple[int, ...], offset: int) -> str:
-        kernel = self.kernel
-        terms = []
-        for k, stride in enumerate(strides):
-            if not stride:
-                continue
-            if k < len(kernel.outer):
-                name = f"o{k}"
-            elif k < len(kernel.outer) + len(kernel.inner):
-                name = f"i{k - len(kernel.outer)}"
-            else:
-                name = "(l0 + l)"
-            terms.append(name if stride == 1 else f"{name} * {stride}L")
-        if offset or not terms:
-            terms.append(f"{offset}L")
-        return " + ".join(terms)
-
-    def store_text(self, store: KernelStore) -> str:
-        slot, stored = self.slots[store.buffer], self.buffers[store.buffer].dtype
-        address = self.address(store.strides, store.offset)
-        for arg, step in store.terms:
-            address += f" + {self.name(arg)} * {step}L"
-        if store.mode == "add":
-            target = f"p{slot}[{address}]"
-            dtype = self.kernel.code[store.value].dtype
-            return f"{target} = " + expression(
-                Instr("add", dtype), [target, self.name(store.value)], dtype
-            )
-        return f"p{slot}[{address}] = {kept(self.name(store.value), stored)}"
-
-    # -- reductions -------------------------------------------------------------------------
-
-    def kind_of(self, number: int) -> str:
-        data = self.kernel.code[number].data
-        return str(data[0] if isinstance(data, tuple) else data)
-
-    def is_arg(self, number: int) -> bool:
-        return self.kind_of(number).startswith("arg")
-
-    def is_column(self, number: int) -> bool:
-        """Whether a late reduction keeps one sum per place in the row."""
-        data = self.kernel.code[number].data
-        return isinstance(data, tuple) and data[1] == "column"
-
-    def identity(self, number: int) -> str:
-        instr = self.kernel.code[number]
-        kind = self.kind_of(number)
-        if kind in _IDENTITY:
-            return literal(_IDENTITY[kind], instr.dtype)
-        if kind in ("max", "min"):
-            return worst_of(kind, instr.dtype)
-        return "0"
-
-    def worst(self, number: int) -> str:
-        instr = self.kernel.code[self.kernel.code[number].args[0]]
-        return worst_of(self.kind_of(number)[3:], instr.dtype)
-
-    def wide(self, number: int) -> str:
-        """The type of a sum that has run over many elements."""
-        instr = self.kernel.code[number]
-        large = product(self.kernel.inner) > BLOCK or number in self.kernel.late
-        if instr.dtype == "f32" and self.kind_of(number) == "sum" and large:
-            return "f64"
-        return "i32" if instr.dtype == "bool" else C_TYPES[instr.dtype]
-
-    def accumulator(self, number: int, prefix: str) -> str:
-        instr = self.kernel.code[number]
-        kind = self.wide(number) if prefix == "r" else C_TYPES[instr.dtype]
-        kind = "i32" if instr.dtype == "bool" else kind
-        text = f"{kind} {prefix}{number} = {self.identity(number)};"
-        if self.kind_of(number) in ("max", "min") and is_float(instr.dtype):
-            text += f" i32 {prefix}{number}n = 0;"
-        if self.is_arg(number):
-            best = C_TYPES[self.kernel.code[instr.args[0]].dtype]
-            text += f" {best} {prefix}{number}m = {self.worst(number)};"
-        return text
-
-    def simd_clauses(self, sums: list[int]) -> str | None:
-        if any(self.is_arg(number) for number in sums) or self.in_order:
-            return None
-        text = ""
-        for number in sums:
-            kind = self.kind_of(number)
-            text += f" reduction({_SIMD[kind]}:t{number})"
-            if kind in ("max", "min") and is_float(self.kernel.code[number].dtype):
-                text += f" reduction(|:t{number}n)"
-        return text
-
-    def accumulate(self, number: int, prefix: str) -> None:
-        """Take one element into an accumulator."""
-        kernel = self.kernel
-        instr = kernel.code[number]
-        arg = self.name(instr.args[0])
-        lanes = kernel.kind == "lanes"
-        target = f"v{number}[l]" if lanes else f"{prefix}{number}"
-        kind = self.kind_of(number)
-        if self.is_arg(number):
-            best = f"m{number}[l]" if lanes else f"{prefix}{number}m"
-            self.take_place(arg, self.name(instr.args[1]), best, target, kind)
-        elif kind in ("max", "min") and is_float(instr.dtype) and not lanes:
-            sign = ">" if kind == "max" else "<"
-            self.put(f"{target} = {arg} {sign} {target} ? {arg} : {target};")
-            self.put(f"{target}n |= {arg} != {arg};")
-        else:
-            self.put(f"{target} = {self.combined(number, target, arg)};")
-
-    def take_place(self, arg: str, place: str, best: str, target: str, kind: str) -> None:
-        sign = ">" if kind == "argmax" else "<"
-        better = f"{arg} {sign} {best} || ({arg} != {arg} && {best} == {best})"
-        equal = f"({arg} == {best} || ({arg} != {arg} && {best} != {best})) && {place} < {target}"
-        self.put(f"if ({better} || ({equal})) {{ {best} = {arg}; {target} = {place}; }}")
-
-    def combined(self, number: int, old: str, new: str) -> str:
-        kind, dtype = self.kind_of(number), self.kernel.code[number].dtype
-        if kind in ("sum", "prod"):
-            name = "add" if kind == "sum" else "mul"
-            if is_float(dtype):
-                return f"{old} {'+' if kind == 'sum' else '*'} {new}"
-            return expression(Instr(name, dtype), [old, new], dtype)
-        if kind in ("max", "min"):
-            return f"u_{kind}<{C_TYPES[dtype]}>({old}, {new})"
-        return f"{old} {'|' if kind == 'any' else '&'} {new}"
-
-    def fold(self, number: int, into: str, prefix: str) -> None:
-        """Add what a run of the innermost loop has found to what the row has."""
-        instr = self.kernel.code[number]
-        source, target = f"{prefix}{number}", f"{into}{number}"
-        kind = self.kind_of(number)
-        if self.is_arg(number):
-            self.take_place(f"{source}m", source, f"{target}m", target, kind)
-        elif kind in ("max", "min") and is_float(instr.dtype):
-            nan = f"{source}n ? ({C_TYPES[instr.dtype]})NAN_ : {source}"
-            self.put(f"{target} = {self.combined(number, target, f'({nan})')};")
-        else:
-            self.put(f"{target} = {self.combined(number, target, source)};")
-
-    # -- late reductions --------------------------------------------------------------------
-
-    def late_width(self, number: int) -> int:
-        return product(self.kernel.inner) if self.is_column(number) else 1
-
-    def late_places(self) -> dict[int, int]:
-        """Where each late reduction's partial results begin, in units of 8 bytes."""
-        found, at = {}, 0
-        for number in self.kernel.late:
-            found[number] = at
-            at += self.parts * self.late_width(number)
-        return found
-
-    def start_late(self) -> None:
-        slot = len(self.slots)
-        for number, at in self.late_places().items():
-            first = self.identity(number)
-            if not self.is_column(number):
-                self.put(self.accumulator(number, "r"))
-                continue
-            kind = C_TYPES[self.kernel.code[number].dtype]
-            width = self.late_width(number)
-            self.put(f"{kind} *const a{number} = ({kind} *)(P[{slot}] + 8 * {at}L)")
-            self.put(f"  + part * {width}L;")
-            self.put(f"for (i64 j = 0; j < {width}L; ++j) a{number}[j] = {first};")
-
-    def finish_late(self) -> None:
-        slot = len(self.slots)
-        for number, at in self.late_places().items():
-            if not self.is_column(number):
-                kind = self.wide(number)
-                self.put(f"(({kind} *)(P[{slot}] + 8 * {at}L))[part] = r{number};")
-
-    def combine(self) -> str:
-        """The function that turns partial results into results."""
-        kernel = self.kernel
-        self.lines = []
-        self.declare()
-        slot = len(self.slots)
-        columns = any(self.is_column(number) for number in kernel.late)
-        if columns:
-            for k, size in enumerate(kernel.inner):
-                self.open(f"for (i64 i{k} = 0; i{k} < {size}L; ++i{k}) {{")
-        for columnar in (True, False):
-            self.combine_kind(columnar, slot)
-            if columnar and columns:
-                for _ in kernel.inner:
-                    self.close()
-        return "static void @_end(char **P) {\n" + "\n".join(self.lines) + "\n}\n"
-
-    def combine_kind(self, columnar: bool, slot: int) -> None:
-        kernel = self.kernel
-        mine: set[int] = set()
-        for number, instr in enumerate(kernel.code):
-            if kernel.levels[number] != "late":
-                continue
-            if number in kernel.late:
-                if self.is_column(number) == columnar:
-                    mine.add(number)
-                    self.combine_one(number, slot)
-            elif any(arg in mine for arg in instr.args):
-                mine.add(number)
-                self.put(self.definition(number, instr))
-        for store in kernel.stores:
-            if store.level == "late" and store.value in mine:
-                self.put(self.store_text(store) + ";")
-
-    def combine_one(self, number: int, slot: int) -> None:
-        at = self.late_places()[number]
-        dtype = self.kernel.code[number].dtype
-        column = self.is_column(number)
-        kind = C_TYPES[dtype] if column else self.wide(number)
-        base = f"(({kind} *)(P[{slot}] + 8 * {at}L))"
-        place = f"part * {self.late_width(number)}L + {self.linear()}" if column else "part"
-        self.put(f"{kind} w{number} = {self.identity(number)};")
-        self.put(f"for (i64 part = 0; part < {self.parts}; ++part)")
-        item = f"{base}[{place}]"
-        nan_safe = self.combined(number, f"w{number}", item)
-        self.put(f"  w{number} = {nan_safe};")
-        self.put(f"const {C_TYPES[dtype]} v{number} = ({C_TYPES[dtype]})w{number};")
-
-    # -- text -------------------------------------------------------------------------------
-
-    def put(self, line: str) -> None:
-        self.lines.append("  " * self.depth + line)
-
-    def open(self, line: str) -> None:
-        self.put(line)
-        self.depth += 1
-
-    def close(self) -> None:
-        self.depth -= 1
-        self.put("}")
-
-
-def worst_of(kind: str, dtype: str) -> str:
-    """What every element is at least as good as."""
-    if is_float(dtype):
-        return f"({dtype}){'-' if kind == 'max' else ''}INF"
-    if dtype == "bool":
-        return "false" if kind == "max" else "true"
-    if dtype == "u8":
-        return "0" if kind == "max" else "255"
-    bits = 8 * NBYTES[dtype] - 1
-    return literal(-(1 << bits) if kind == "max" else (1 << bits) - 1, dtype)

@@ -19,7 +19,7 @@ from torch import fx
 from undertow.capture.torch_api import UNTRACEABLE, FakeTensorMode, propagate_fakes
 from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels import CompiledGraph, compile_graph
-from undertow.loops.lower import DynamicShapesError
+from undertow.loops.tensors import DynamicShapesError
 
 _log = logging.getLogger(__name__)
 MOST_KEPT = 16  # sets of sizes for which a graph is kept compiled

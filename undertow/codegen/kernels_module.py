@@ -13,7 +13,8 @@ from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, View
-from undertow.loops.lower import OUT_VARIANTS, is_opaque, is_view, views_in
+from undertow.loops.lower import OUT_VARIANTS
+from undertow.loops.tensors import is_opaque, is_view, views_in
 
 _PLAIN = (int, float, bool, str, type(None))
 

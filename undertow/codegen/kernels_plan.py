@@ -9,8 +9,8 @@ from undertow.loops.fuse import Fused
 from undertow.loops.group import Group
 from undertow.loops.ir import Extern, Lowered, View
 from undertow.loops.kernel import Kernel, KernelStore, build_kernel
-from undertow.loops.lower import views_in
 from undertow.loops.memory import Life, plan_arena
+from undertow.loops.tensors import views_in
 
 MOST_POINTERS = 128  # of one kernel among many, as the prelude has room for
 

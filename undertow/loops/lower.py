@@ -8,32 +8,44 @@ no rules of their own. What has no loop form becomes an extern call, counted by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 
-from undertow.capture.schema import named_arguments, written_nodes, written_parameters
-from undertow.capture.torch_api import OpOverload, is_composite
+from undertow.capture.schema import named_arguments, written_parameters
+from undertow.capture.torch_api import OpOverload
 from undertow.errors import UndertowError
 from undertow.loops.body import Body, CannotLower
-from undertow.loops.dtypes import TAGS
+from undertow.loops.dtypes import TAGS, TORCH
 from undertow.loops.ir import (
     Buffer,
     Constant,
     Extern,
-    Instr,
     Lowered,
     Nest,
     Store,
     Value,
     View,
+    contiguous,
     product,
     span_of,
 )
 from undertow.loops.pointwise import POINTWISE
 from undertow.loops.recipes import Recipe, make_recipe
+from undertow.loops.tensors import (
+    DynamicShapesError,
+    all_lowerable,
+    check_static,
+    is_opaque,
+    is_view,
+    lowerable,
+    metas_of,
+    reads_of,
+    spread,
+    views_in,
+    written_roots,
+)
 
 aten = torch.ops.aten
 Handler = Callable[..., Any]
@@ -50,10 +62,6 @@ OUT_VARIANTS: dict[Any, Any] = {
 computes elsewhere and copies."""
 
 VIEWS_IN_ALL_BUT_NAME = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
-
-
-class DynamicShapesError(UndertowError):
-    """The graph has sizes that are not numbers."""
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
@@ -85,6 +93,7 @@ class Lowering:
         self.lazy: dict[int, list[fx.Node]] = {}  # nodes that are casts of a buffer, by buffer
         self.made: dict[Value, View] = {}  # values that had to be written out
         self.recipes: dict[int, Recipe] = {}  # cheap results, by buffer
+        self.readers: dict[int, list[int]] = {}  # recipes that read a buffer
         self.by_nest: set[int] = set()  # buffers that nests make
         self.written = written_roots(gm.graph)
 
@@ -153,11 +162,21 @@ class Lowering:
             try:
                 found = self.lower_call(node, name)
             except CannotLower:
-                del self.result.steps[mark[0] :], self.result.buffers[mark[1] :]
+                self.roll_back(*mark)
                 found = None
             if found is not None:
                 return found
         return self.extern(node)
+
+    def roll_back(self, steps: int, buffers: int) -> None:
+        """Forget what a rule did before it found that it could not go on."""
+        for number in range(buffers, len(self.result.buffers)):
+            self.recipes.pop(number, None)
+            self.by_nest.discard(number)
+        for key, view in list(self.made.items()) if buffers < len(self.result.buffers) else ():
+            if view.buffer >= buffers:
+                del self.made[key]
+        del self.result.steps[steps:], self.result.buffers[buffers:]
 
     def lower_call(self, node: fx.Node, name: str) -> Any:
         handler = HANDLERS.get(name)
@@ -214,9 +233,9 @@ class Lowering:
         if found is None:
             meta = torch.empty_strided(
                 value.sizes,
-                value.strides if isinstance(value, View) else contiguous_of(value.sizes),
+                value.strides if isinstance(value, View) else contiguous(value.sizes),
                 device="meta",
-                dtype=torch_type(value.dtype),
+                dtype=TORCH[value.dtype],
             )
             if span_of(tuple(meta.shape), tuple(meta.stride())) != product(value.sizes):
                 meta = torch.empty(value.sizes, device="meta", dtype=meta.dtype)
@@ -291,6 +310,8 @@ class Lowering:
         recipe = make_recipe(body.sizes, out.strides, tuple(body.instrs), value)
         if recipe is not None:
             self.recipes[out.buffer] = recipe
+            for number in reads_of(recipe.body):
+                self.readers.setdefault(number, []).append(out.buffer)
         return out
 
     def body(self, sizes: tuple[int, ...], dtype: str) -> Body:
@@ -339,9 +360,8 @@ class Lowering:
             value = self.env[node]
             if isinstance(value, View) and value.casts:
                 self.env[node] = self.tensor(value)
-        for number, recipe in list(self.recipes.items()):
-            if number == buffer or buffer in reads_of(recipe.body):
-                del self.recipes[number]
+        for number in (buffer, *self.readers.pop(buffer, ())):
+            self.recipes.pop(number, None)
         for value in [v for v in self.made if isinstance(v, View) and v.buffer == buffer]:
             del self.made[value]
 
@@ -455,111 +475,3 @@ class Lowering:
         if isinstance(item, list):
             return [self.placed(part) for part in item]
         return item
-
-
-def written_roots(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose own memory some later call writes to, directly or through views of it."""
-    root: dict[fx.Node, fx.Node] = {}
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        root[node] = node
-        target = node.target
-        if node.op != "call_function" or not isinstance(target, OpOverload):
-            if node.args and isinstance(node.args[0], fx.Node):
-                root[node] = root[node.args[0]]  # an element of a list of views
-            continue
-        if target._schema.is_mutable:
-            found.update(root[arg] for arg in written_nodes(node))
-        elif is_view(target) and isinstance(node.args[0], fx.Node):
-            root[node] = root[node.args[0]]
-    return found
-
-
-def is_opaque(value: Any) -> bool:
-    return isinstance(value, View) and value.dtype == "opaque"
-
-
-def views_in(item: Any) -> list[View]:
-    if isinstance(item, View):
-        return [item]
-    if isinstance(item, list | tuple) and not isinstance(item, Constant):
-        return [view for part in item for view in views_in(part)]
-    return []
-
-
-def reads_of(instrs: list[Instr] | tuple[Instr, ...]) -> tuple[int, ...]:
-    found: dict[int, None] = {}
-    for instr in instrs:
-        if instr.op == "load":
-            found[instr.data] = None
-        elif instr.op == "gather":
-            found[instr.data[0]] = None
-        elif instr.op == "mload":
-            found[instr.data] = None
-    return tuple(found)
-
-
-def spread(view: View, reduced: tuple[bool, ...]) -> tuple[int, ...]:
-    """Strides of a reduction's result over all the loops of its nest."""
-    strides = iter(view.strides)
-    if len(view.strides) == len(reduced):
-        return tuple(0 if gone else s for s, gone in zip(view.strides, reduced, strict=True))
-    return tuple(0 if gone else next(strides) for gone in reduced)
-
-
-def torch_type(tag: str) -> torch.dtype:
-    from undertow.loops.dtypes import TORCH
-
-    return TORCH[tag]
-
-
-def contiguous_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    from undertow.loops.ir import contiguous
-
-    return contiguous(sizes)
-
-
-def metas_of(args: Any) -> tuple[Any, ...]:
-    return tuple(a.meta.get("val") if isinstance(a, fx.Node) else a for a in args)
-
-
-def lowerable(meta: Any) -> bool:
-    """Whether loops may touch this tensor: strided, on the CPU, of a type that we know."""
-    if not isinstance(meta, torch.Tensor):
-        return True
-    return (
-        meta.dtype in TAGS
-        and meta.layout is torch.strided
-        and meta.device.type in ("cpu", "meta")
-        and not meta.is_neg()
-        and not meta.is_conj()
-    )
-
-
-def all_lowerable(node: fx.Node) -> bool:
-    metas = [n.meta.get("val") for n in node.all_input_nodes]
-    metas.append(node.meta.get("val"))
-    for meta in metas:
-        for part in meta if isinstance(meta, list | tuple) else (meta,):
-            if not lowerable(part) or (isinstance(part, torch.Tensor) and 0 in part.shape):
-                return False
-    return True
-
-
-def check_static(meta: torch.Tensor) -> None:
-    if meta.layout is not torch.strided:
-        return
-    for size in (*meta.shape, *meta.stride()):
-        if not isinstance(size, int):
-            raise DynamicShapesError("a tensor has a size that is not fixed")
-
-
-@lru_cache(maxsize=4096)
-def is_view(target: Any) -> bool:
-    """Whether an operator returns aliases of its first argument and writes to nothing."""
-    schema = target._schema
-    aliases = [r.alias_info for r in schema.returns]
-    if not aliases or any(a is None or a.is_write for a in aliases):
-        return False
-    # a composite one, such as reshape, may copy
-    return not is_composite(target)

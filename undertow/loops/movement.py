@@ -9,8 +9,9 @@ from torch import fx
 from undertow.loops.body import Body, CannotLower
 from undertow.loops.dtypes import TAGS, is_float
 from undertow.loops.ir import Constant, Value, View
-from undertow.loops.lower import Lowering, handles, metas_of
+from undertow.loops.lower import Lowering, handles
 from undertow.loops.pointwise import POINTWISE
+from undertow.loops.tensors import metas_of
 
 MOST_WINDOWS = 4  # parts of a concatenation chosen between where it is read
 MOST_COPIES = 64  # parts of a concatenation written by loops of their own
