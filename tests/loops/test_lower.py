@@ -50,6 +50,21 @@ def test_a_cast_keeps_the_value_from_before_a_write() -> None:
     check(function, torch.randn(5))
 
 
+def test_a_cast_that_is_written_to_has_memory_of_its_own() -> None:
+    def through_a_view(x):  # type: ignore[no-untyped-def]
+        y = x.double()
+        y[1].relu_()
+        return [y, x * 2]
+
+    def itself(x):  # type: ignore[no-untyped-def]
+        y = x.double().float()
+        y.copy_(y * 0.5)
+        return [y, x * 2]
+
+    check(through_a_view, torch.randn(4, 3))
+    check(itself, torch.randn(4, 3))
+
+
 def test_constants_have_no_memory_unless_written_to() -> None:
     assert lowered(lambda x: [x + torch.zeros(3)], torch.ones(3)).steps[0].reads == (0,)
 

@@ -303,7 +303,7 @@ class Lowering:
         body = Body(tuple(meta.shape), TAGS[meta.dtype], metas, self.recipes)
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "dtype")}
         value = body.cast(POINTWISE[name](body, *args, **kwargs), body.t)
-        if body.instrs[value].op == "const":
+        if body.instrs[value].op == "const" and not self.written:
             return Constant(body.sizes, body.out, body.instrs[value].data)
         out = self.nest(body, self.fresh(origin, meta), value, origin)
         value = body.convert(value, out.dtype)  # as a reader of the buffer would find it
@@ -368,8 +368,9 @@ class Lowering:
     def copy_into(self, node: fx.Node) -> Any:
         args = named_arguments(node)
         target, source = self.env[args["self"]], self.values(args["src"])
-        if not isinstance(target, View) or target.dtype == "opaque" or not all_lowerable(node):
+        if not isinstance(target, View) or is_opaque(target) or not all_lowerable(node):
             return self.extern(node)
+        assert not target.casts, "a cast that is written to has memory of its own"
         self.settle(target.buffer)
         if isinstance(source, View) and source.buffer == target.buffer and source != target:
             return self.extern(node)  # it may read what it has already overwritten

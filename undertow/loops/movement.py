@@ -86,7 +86,9 @@ def _arange(lowering: Lowering, node: fx.Node, *args: Any, **kwargs: Any) -> Val
 def _to_copy(lowering: Lowering, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> Value:
     meta = node.meta["val"]
     tag = TAGS[meta.dtype]
-    if isinstance(x, Constant):
+    if node in lowering.written:
+        pass  # it needs memory of its own
+    elif isinstance(x, Constant):
         body = Body((), tag)
         found = body.convert(body.load(x), tag)
         if body.instrs[found].op == "const":
