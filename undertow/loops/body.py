@@ -128,6 +128,21 @@ class Body:
             local.append(self.read(instr.data, instr.dtype, strides, offset, picked, mask))
         return local[recipe.value]
 
+    def expand(self, body: tuple[Instr, ...], value: int) -> int:
+        """A recipe's body with the recipes of what it reads put in place of the loads."""
+        local: list[int] = []
+        for instr in body:
+            args = tuple(local[arg] for arg in instr.args)
+            recipe = self.recipes.get(instr.data) if instr.op == "load" else None
+            mapping = None
+            if recipe is not None and instr.strides is not None:
+                mapping = find_mapping(recipe, self.sizes, instr.strides, instr.offset)
+            if recipe is not None and mapping is not None:
+                local.append(self.repeat(recipe, mapping))
+            else:
+                local.append(self.emit(instr._replace(args=args)))
+        return local[value]
+
     def read(
         self,
         buffer: int,

@@ -307,12 +307,21 @@ class Lowering:
             return Constant(body.sizes, body.out, body.instrs[value].data)
         out = self.nest(body, self.fresh(origin, meta), value, origin)
         value = body.convert(value, out.dtype)  # as a reader of the buffer would find it
-        recipe = make_recipe(body.sizes, out.strides, tuple(body.instrs), value)
+        recipe = self.recipe(body, value, out)
         if recipe is not None:
             self.recipes[out.buffer] = recipe
             for number in reads_of(recipe.body):
                 self.readers.setdefault(number, []).append(out.buffer)
         return out
+
+    def recipe(self, body: Body, value: int, out: View) -> Recipe | None:
+        """How to make a result again: from what is furthest back, if that is cheap."""
+        recipe = make_recipe(body.sizes, out.strides, tuple(body.instrs), value)
+        if recipe is None or not any(n in self.recipes for n in reads_of(body.instrs)):
+            return recipe
+        whole = Body(body.sizes, body.out, (), self.recipes)
+        value = whole.expand(recipe.body, value)
+        return make_recipe(body.sizes, out.strides, tuple(whole.instrs), value) or recipe
 
     def body(self, sizes: tuple[int, ...], dtype: str) -> Body:
         """A body that may compute cheap results again."""
