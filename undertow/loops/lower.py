@@ -43,6 +43,7 @@ from undertow.loops.tensors import (
     metas_of,
     reads_of,
     spread,
+    takes,
     views_in,
     written_roots,
 )
@@ -181,7 +182,10 @@ class Lowering:
     def lower_call(self, node: fx.Node, name: str) -> Any:
         handler = HANDLERS.get(name)
         if handler is not None:
-            return handler(self, node, *self.values(node.args), **self.values(node.kwargs))
+            args, kwargs = self.values(node.args), self.values(node.kwargs)
+            if not takes(handler, (self, node, *args), kwargs):
+                raise CannotLower("an overload that the rule does not know")
+            return handler(self, node, *args, **kwargs)
         if name in POINTWISE and isinstance(node.meta["val"], torch.Tensor):
             return self.pointwise(
                 node.name,
@@ -302,6 +306,8 @@ class Lowering:
     ) -> Value:
         body = Body(tuple(meta.shape), TAGS[meta.dtype], metas, self.recipes)
         kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "dtype")}
+        if not takes(POINTWISE[name], (body, *args), kwargs):
+            raise CannotLower("an overload that the rule does not know")
         value = body.cast(POINTWISE[name](body, *args, **kwargs), body.t)
         if body.instrs[value].op == "const" and not self.written:
             return Constant(body.sizes, body.out, body.instrs[value].data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
 from typing import Any
 
@@ -59,6 +60,20 @@ def reads_of(instrs: list[Instr] | tuple[Instr, ...]) -> tuple[int, ...]:
         elif instr.op == "mload":
             found[instr.data] = None
     return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def takes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a rule can be called with these arguments: overloads differ in theirs."""
+    try:
+        _signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def spread(view: View, reduced: tuple[bool, ...]) -> tuple[int, ...]:
