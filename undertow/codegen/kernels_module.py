@@ -13,7 +13,6 @@ from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, View
-from undertow.loops.lower import OUT_VARIANTS
 from undertow.loops.tensors import is_opaque, is_view, views_in
 
 _PLAIN = (int, float, bool, str, type(None))
@@ -41,6 +40,8 @@ class _Writer:
     names: dict[str, Any] = field(default_factory=dict)
     views: dict[tuple[Any, ...], int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
+    made_views: dict[View, str] = field(default_factory=dict)  # views that are variables now
+    views_of: dict[int, list[View]] = field(default_factory=dict)
     holders: set[int] = field(default_factory=set)  # buffers that are Python variables now
 
     def write(self) -> Module:
@@ -151,6 +152,7 @@ class _Writer:
                 keep = number in returned or number in schedule.lowered.constants
                 if number in self.holders and not keep and schedule.last_use[number] <= at:
                     dead.append(f"b{number}")
+                    dead += [self.made_views.pop(view) for view in self.views_of.pop(number, ())]
                     self.holders.discard(number)
         if dead:
             self.put(f"del {', '.join(dead)}")
@@ -178,6 +180,19 @@ class _Writer:
         name = f"b{view.buffer}"
         if is_whole(view, schedule.lowered):
             return name
+        found = self.made_views.get(view)
+        if found is None:
+            found = self.made_views[view] = f"{name}_{len(self.made_views)}"
+            self.views_of.setdefault(view.buffer, []).append(view)
+            self.put(f"{found} = {self.strided(name, view)}")
+        return found
+
+    def strided(self, name: str, view: View) -> str:
+        """A view of a variable, in the way that costs least to call."""
+        buffer = self.schedule.lowered.buffers[view.buffer]
+        turned = view.sizes == buffer.sizes[::-1] and view.strides == buffer.strides[::-1]
+        if turned and len(view.sizes) == 2 and view.offset == 0:
+            return f"{name}.t()"
         start = f"{name}.storage_offset() + {view.offset}"
         return f"as_strided({name}, {view.sizes}, {view.strides}, {start})"
 
@@ -191,7 +206,8 @@ class _Writer:
         if step.out and step.outputs[0] is not None and buffers[step.outputs[0]].kind == "temp":
             buffer = buffers[step.outputs[0]]
             view = View(buffer.number, buffer.sizes, buffer.strides, 0, buffer.dtype)
-            call = self.function(OUT_VARIANTS[target])
+            # the same operator, called through torch's own binding, which costs less
+            call = f"torch.{target._schema.name.partition('::')[2]}"
             self.put(f"{call}({', '.join(args)}, out={self.tensor(view)})")
             return
         call = f"{self.function(target)}({', '.join(args)})"

@@ -53,14 +53,11 @@ Handler = Callable[..., Any]
 HANDLERS: dict[str, Handler] = {}
 """Operators with a loop form beside the elementwise ones, by name without overload."""
 
-OUT_VARIANTS: dict[Any, Any] = {
-    aten.mm.default: aten.mm.out,
-    aten.bmm.default: aten.bmm.out,
-    aten.addmm.default: aten.addmm.out,
-    aten.baddbmm.default: aten.baddbmm.out,
-}
-"""Extern calls that write straight into a buffer of ours. Only true ones: a generated out variant
-computes elsewhere and copies."""
+OUT_VARIANTS = frozenset(
+    (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
+)
+"""Extern calls whose out= form writes straight into a buffer of ours. Only true ones: a generated
+out variant computes elsewhere and copies."""
 
 VIEWS_IN_ALL_BUT_NAME = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
 
