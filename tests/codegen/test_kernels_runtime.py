@@ -99,3 +99,21 @@ def test_the_number_of_threads_does_not_change_sums(threads: int) -> None:
             assert torch.equal(a, b)
     finally:
         torch.set_num_threads(before)
+
+
+def test_views_of_results_of_calls_are_made_once_and_dropped_with_them() -> None:
+    x = torch.randn(6, 6)
+
+    def function(x):  # type: ignore[no-untyped-def]
+        values, places = x.sort(1)
+        left, right = values[:3], values[3:]
+        a = left @ x + right @ x
+        b = places.double().t() @ places.double()[:, :2]
+        values = a.sort(1)[0]
+        return [values[1:] @ x, values[:2] @ x, values[1:] @ a.t(), b]
+
+    compiled = compile_function(function, x)
+    same(compiled(x), function(x))
+    made = [line.split(" = ")[0].strip() for line in compiled.python.splitlines() if "_" in line]
+    names = [name for name in made if name.startswith("b")]
+    assert len(names) == len(set(names))

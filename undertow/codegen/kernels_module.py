@@ -42,6 +42,7 @@ class _Writer:
     slots: dict[int, int] = field(default_factory=dict)
     made_views: dict[View, str] = field(default_factory=dict)  # views that are variables now
     views_of: dict[int, list[View]] = field(default_factory=dict)
+    count: int = 0
     holders: set[int] = field(default_factory=set)  # buffers that are Python variables now
 
     def write(self) -> Module:
@@ -182,7 +183,8 @@ class _Writer:
             return name
         found = self.made_views.get(view)
         if found is None:
-            found = self.made_views[view] = f"{name}_{len(self.made_views)}"
+            self.count += 1  # names of views that are gone are not used again
+            found = self.made_views[view] = f"{name}_{self.count}"
             self.views_of.setdefault(view.buffer, []).append(view)
             self.put(f"{found} = {self.strided(name, view)}")
         return found
