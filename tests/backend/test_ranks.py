@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.capture.gloo_ranks import Ranks, gloo_ranks
+from tests.capture.gloo_ranks import Ranks
 from tests.capture.test_gloo_parity import Case, build, one_step, part
 from undertow.backend import compiled_backward, undertow
 from undertow.capture.mesh import Mesh
@@ -37,18 +36,6 @@ FOUR = [
     Case("odd", {"replicate": 2, "shard": 2}, "hsdp"),
     Case("llama", {"dp": 2, "tp": 2}, "fsdp+tp"),
 ]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with gloo_ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with gloo_ranks(4) as ranks:
-        yield ranks
 
 
 def parallelized(case: Case, **settings: Any) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tests.capture.gloo_ranks import Ranks, gloo_ranks
+from tests.capture.gloo_ranks import Ranks
 from undertow.capture.mesh import Mesh
 from undertow.capture.models import Example
 from undertow.capture.parallelize import Options, data_dimensions, parallelize
@@ -203,18 +202,6 @@ def as_pieces(model: nn.Module, mesh: Mesh, options: Options) -> dict[str, torch
             held.copy_(torch.zeros_like(held) if parameter.grad is None else parameter.grad)
     parallelize(holder, mesh, options)
     return {path: parameter.detach() for path, parameter in holder.named_parameters()}
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with gloo_ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with gloo_ranks(4) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("case", TWO, ids=str)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from tests.capture.gloo_ranks import Ranks, gloo_ranks
+from tests.capture.gloo_ranks import Ranks
 from tests.capture.test_gloo_parity import build
 from undertow.capture.mesh import Mesh, bind
 from undertow.capture.parallelize import Options
@@ -177,18 +176,6 @@ def compare(ranks: Ranks, case: Case) -> None:
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     if case.parallel in ("ddp", "fsdp", "hsdp"):
         assert plans[1].buckets
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with gloo_ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with gloo_ranks(4) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("case", TWO, ids=str)

@@ -7,13 +7,12 @@ gradients of weights are sums of what the pieces give. Everything here is float3
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, fx
 
-from tests.capture.gloo_ranks import Ranks, gloo_ranks
+from tests.capture.gloo_ranks import Ranks
 from tests.graph.splitting import split_all
 from tests.graph.test_schedule_gloo import Case, Job, captured, estimate, run_job, sent
 from undertow.graph import collective_call
@@ -28,18 +27,6 @@ FOUR = [
     Case("llama", {"dp": 2, "tp": 2}, "fsdp+tp"),
     Case("deepseek_moe", {"dp": 2, "ep": 2}, "fsdp+ep"),
 ]
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with gloo_ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with gloo_ranks(4) as ranks:
-        yield ranks
 
 
 def compare(ranks: Ranks, case: Case) -> None:
