@@ -15,7 +15,8 @@ COMPILED: list[CompiledGraph] = []
 """Graphs that the loop compiler has compiled in this process."""
 
 
-def _compile(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+def compile_and_keep(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+    """A graph compiled by the loop compiler, as AOTAutograd calls it; kept in `COMPILED`."""
     compiled = compile_graph(gm, inputs)
     COMPILED.append(compiled)
 
@@ -27,8 +28,8 @@ def _compile(gm: torch.fx.GraphModule, inputs: Any) -> Any:
 
 
 ours = aot_autograd(
-    fw_compiler=_compile,
-    bw_compiler=_compile,
+    fw_compiler=compile_and_keep,
+    bw_compiler=compile_and_keep,
     decompositions=decompositions(),
     partition_fn=min_cut_rematerialization_partition,
     keep_inference_input_mutations=True,

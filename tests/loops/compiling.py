@@ -10,11 +10,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from bench.backends import COMPILED as COMPILED
+from bench.backends import compile_and_keep
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.loops.decompose import decompositions
-
-COMPILED: list[CompiledGraph] = []
-"""Every graph compiled through `backend` since the test cleared it."""
 
 
 def compile_function(function: Callable[..., Any], *args: Any) -> CompiledGraph:
@@ -26,23 +25,9 @@ def compile_function(function: Callable[..., Any], *args: Any) -> CompiledGraph:
     return compile_graph(gm, args)
 
 
-def _compiler(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-    compiled = compile_graph(gm, inputs)
-    COMPILED.append(compiled)
-    return _boxed(compiled)
-
-
-def _boxed(compiled: CompiledGraph) -> Any:
-    def run(args: list[Any]) -> Any:
-        return compiled.boxed(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
 backend = aot_autograd(
-    fw_compiler=_compiler,
-    bw_compiler=_compiler,
+    fw_compiler=compile_and_keep,
+    bw_compiler=compile_and_keep,
     decompositions=decompositions(),
     partition_fn=min_cut_rematerialization_partition,
 )

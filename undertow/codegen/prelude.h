@@ -63,23 +63,8 @@ INLINE f32 scale2(f32 x, i32 n) {
   i32 h = n >> 1;
   return x * bits_f((u32)(h + 127) << 23) * bits_f((u32)(n - h + 127) << 23);
 }
-INLINE f32 u_exp(f32 x) {
-  f32 c = x > 89.0f ? 89.0f : x;
-  c = c < -104.0f ? -104.0f : c;
-  f32 n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
-  f32 r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
-  f32 p = 0.000199089045f;
-  p = p * r + 0.00139345438f;
-  p = p * r + 0.00833328441f;
-  p = p * r + 0.0416664556f;
-  p = p * r + 0.166666672f;
-  p = p * r + 0.5f;
-  p = p * r * r + r + 1.0f;
-  return scale2(p, (i32)n);  // a NaN has come through the polynomial
-}
-// exp where the result is a normal number for certain
-INLINE f32 exp_near(f32 x) {
-  f32 n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+// exp(x - n log 2) for whole n next to x / log 2
+INLINE f32 exp_rest(f32 x, f32 n) {
   f32 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   f32 p = 0.000199089045f;
   p = p * r + 0.00139345438f;
@@ -88,6 +73,19 @@ INLINE f32 exp_near(f32 x) {
   p = p * r + 0.166666672f;
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
+  return p;
+}
+INLINE f32 u_exp(f32 x) {
+  f32 c = x > 89.0f ? 89.0f : x;
+  c = c < -104.0f ? -104.0f : c;
+  f32 n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
+  f32 p = exp_rest(c, n);
+  return scale2(p, (i32)n);  // a NaN has come through the polynomial
+}
+// exp where the result is a normal number for certain
+INLINE f32 exp_near(f32 x) {
+  f32 n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+  f32 p = exp_rest(x, n);
   return bits_f(bits_u(p) + ((u32)(i32)n << 23));
 }
 INLINE f32 u_exp2(f32 x) {

@@ -189,12 +189,12 @@ def apply_solution(
 def _construct_best(
     program: Program, reprice: Reprice | None, bounds: Bounds, best: Candidate
 ) -> Candidate:
-    """The captured order or what recipes make of it. Of a large Program all recipes are tried on
-    its fold, if it has one, and the best of them on the whole."""
+    """The captured order, which is `best`, or what recipes make of it. Of a large Program all
+    recipes are tried on its fold, if it has one, and the best of them on the whole."""
     if len(program) <= _SMALL_TASKS:
         tried = _explored(program, reprice, bounds, _all_policies(program), _MOST_PROMISING)
         return min(best, tried[0][0], key=_by_rank(bounds))
-    first = Recipe(0, _FIRST_POLICY)
+    captured, first = best.timeline, Recipe(0, _FIRST_POLICY)
     best = min(best, _by_recipe(program, first, reprice, bounds), key=_by_rank(bounds))
     if best.is_within(_NEAR_PERMILLE, bounds):
         return best
@@ -202,7 +202,7 @@ def _construct_best(
     if folded is None:
         tried = _explored(program, reprice, bounds, _few_policies(program), 1)
         return min(best, tried[0][0], key=_by_rank(bounds))
-    fold_bounds = _bounds_of_fold(folded, bounds, simulate(program))
+    fold_bounds = _bounds_of_fold(folded, bounds, captured)
     tried = _explored(folded.program, reprice, fold_bounds, _few_policies(program), 1)
     hoped_ns = tried[0][0].total_ns(fold_bounds)
     recipes = _most_different([recipe for _, recipe in tried], _longest(program))
