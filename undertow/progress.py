@@ -9,6 +9,10 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and how much there is."""
 
 
+def silent(stage: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
+
+
 class Clock:
     """Seconds per stage, in the order in which they ended."""
 

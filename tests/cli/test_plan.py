@@ -213,7 +213,7 @@ def test_a_script_that_fails_in_backward_or_leaves_is_told_apart(
     result = undertow("plan", f"{script}:build")
     assert result.code == 2
     assert f'File "{script}"' in result.err
-    assert "planner.py" not in result.err
+    assert "undertow/planner" not in result.err
 
 
 def test_a_script_that_fails_shows_its_own_traceback(undertow: Run, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_script_that_fails_shows_its_own_traceback(undertow: Run, tmp_path: Pa
     assert result.code == 2
     assert f'File "{script}", line 2, in helper' in result.err
     assert "ZeroDivisionError" in result.err
-    assert "planner.py" not in result.err
+    assert "undertow/planner" not in result.err
 
 
 def test_captured_and_planned_are_shown_side_by_side(undertow: Run) -> None:

@@ -1,24 +1,20 @@
 """`undertow.plan`: from a model's name and a cluster to a planned step, with no GPU at hand.
 
-Capturing (torch, seconds) depends on the model and how it is parallelised; pricing and simulating
-(milliseconds) on the cluster too. The captured Program is therefore kept on disk, and planning the
-same step for another cluster of as many devices needs no torch at all.
+Planning the same step for another cluster of as many devices needs no torch: see `capturing`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from undertow.cache import cache_key, read_entry, source_digest, write_entry
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
 from undertow.cost.sources import Source
-from undertow.errors import UndertowError, unknown_name
+from undertow.errors import UndertowError
+from undertow.planner.capturing import Capture, CapturedProgram, capture_step
+from undertow.planner.settings import StepSettings, settings_for
 from undertow.program import (
     Bound,
     BoundKind,
@@ -27,68 +23,20 @@ from undertow.program import (
     Program,
     Timeline,
     lower_bounds,
-    program_from_json,
-    program_to_json,
     simulate,
     verify,
 )
-from undertow.progress import Clock, Progress
+from undertow.progress import Clock, Progress, silent
 from undertow.report.summary import Summary, summarise
 from undertow.schedule.buckets import Reprice, propose_of_size
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
-from undertow.schedule.splits import Splittable, Splitting
+from undertow.schedule.splits import Splitting
 
 if TYPE_CHECKING:
     from undertow.capture.models import Example
-
-DTYPES = ("bfloat16", "float16", "float32", "float64")
-"""What a step can be computed in."""
-
-_ROOM = "steps"
-_log = logging.getLogger(__name__)
-# Parallelisms whose usual mesh does not depend on how many devices a node has.
-_FLAT = ("none", "ddp", "fsdp", "tp")
-_CACHE_VERSION = 2
-
-
-@dataclass(frozen=True, slots=True)
-class StepSettings:
-    """What is captured: everything that the graph of a step depends on."""
-
-    model: str
-    parallel: str = "fsdp"
-    ranks: int = 8
-    ranks_per_node: int = 8  # where the parallelism's usual mesh puts its inner dimension
-    mesh: tuple[tuple[str, int], ...] = ()  # empty: the usual one for the parallelism
-    batch: int = 1  # on each rank
-    seq: int | None = None  # None: the model's own
-    dtype: str = "bfloat16"  # of compute; parameters are kept, and gradients reduced, in float32
-    optimizer: str | None = None
-    checkpoint: bool = False
-    reshard_after_forward: bool = True
-
-    def capture_key(self) -> StepSettings:
-        """Equal for steps whose graph is the same."""
-        if self.mesh or self.parallel in _FLAT:
-            return replace(self, ranks_per_node=0)
-        return self
-
-
-@dataclass(frozen=True)
-class CapturedProgram:
-    """A step's Program, not yet priced, and what is known of its model."""
-
-    program: Program
-    mesh: Mapping[str, int]
-    parameters: int
-    samples: int
-    tokens: int
-    model_flops: int  # of one rank's forward and backward
-    notes: tuple[str, ...] = ()
-    splittable: Splittable = field(default_factory=lambda: Splittable({}))
 
 
 @dataclass(frozen=True)
@@ -274,63 +222,6 @@ def _origin(
     return {"model": settings.model, "cluster": cluster, **origin}
 
 
-def settings_for(
-    model: str,
-    cluster: Cluster,
-    parallel: str = "fsdp",
-    *,
-    mesh: Mapping[str, int] | None = None,
-    batch: int = 1,
-    seq: int | None = None,
-    dtype: str = "bfloat16",
-    optimizer: str | None = None,
-    checkpoint: bool = False,
-    reshard_after_forward: bool = True,
-) -> StepSettings:
-    """What is captured for a model on a cluster; refuses what can be seen to fail later."""
-    if batch < 1 or (seq is not None and seq < 1):
-        raise UndertowError("batch and seq must be at least 1")
-    if dtype not in DTYPES:
-        raise UndertowError(unknown_name("dtype", dtype, DTYPES))
-    cluster.device.peak(dtype)  # refuse what the device has no figure for, before the work
-    return StepSettings(
-        model,
-        parallel,
-        cluster.world_size,
-        cluster.devices_per_node,
-        tuple(mesh.items()) if mesh else (),
-        batch,
-        seq,
-        dtype,
-        optimizer,
-        checkpoint,
-        reshard_after_forward,
-    )
-
-
-@dataclass(frozen=True)
-class Capture:
-    """A step's Program and what it was captured for: all that predictions for clusters of as many
-    devices share."""
-
-    settings: StepSettings
-    program: CapturedProgram
-    cached: bool
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-def capture_step(
-    settings: StepSettings,
-    make: Callable[[], Example] | None = None,
-    cache: bool = True,
-    progress: Progress | None = None,
-) -> Capture:
-    """Capture a step, or read it from the cache; `make` builds a model that has no name."""
-    clock = Clock()
-    captured, cached = _capture(settings, make, cache, clock, progress or _silent)
-    return Capture(settings, captured, cached, clock.seconds)
-
-
 def predict(
     capture: Capture,
     cluster: Cluster,
@@ -346,7 +237,7 @@ def predict(
     progress: Progress | None = None,
 ) -> PlannedStep:
     """Price, simulate and schedule a captured step; the arguments are those of `plan`."""
-    clock, report = Clock(), progress or _silent
+    clock, report = Clock(), progress or silent
     captured = capture.program
     report("pricing", 0, 1)
     priced = price(captured.program, cluster, sources)
@@ -407,143 +298,7 @@ def _by_hand(
     return solution, made.notes
 
 
-def _silent(stage: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
-
-
 def summarise_solution(solution: Solution) -> Summary:
     """The figures of a scheduled step, beside what no order, merging or splitting can beat."""
     bound = Bound(BoundKind.ANY_MERGING, solution.plan.bound_ns)
     return summarise(solution.merged.program, solution.timeline, Bounds((bound,)))
-
-
-def _capture(
-    settings: StepSettings,
-    make: Callable[[], Example] | None,
-    cache: bool,
-    clock: Clock,
-    report: Progress,
-) -> tuple[CapturedProgram, bool]:
-    """The step's Program, from the cache if it is there."""
-    # What a user's file imports can change without the file: their code is never cached.
-    key = _key(settings) if cache and make is None and ".py" not in settings.model else ""
-    entry = read_entry(_ROOM, key) if key else None
-    if entry is not None:
-        report("reading the captured step", 0, 1)
-        try:
-            captured = _from_json(entry)
-        except (KeyError, TypeError, UndertowError) as error:
-            _log.warning("ignoring a captured step in the cache of the wrong form: %s", error)
-        else:
-            clock.lap("read")
-            return captured, True
-    captured = _trace(settings, make, clock, report)
-    if key:
-        write_entry(_ROOM, key, _to_json(captured))
-        clock.lap("keep")
-    return captured, False
-
-
-def _trace(
-    settings: StepSettings,
-    make: Callable[[], Example] | None,
-    clock: Clock,
-    report: Progress,
-) -> CapturedProgram:
-    report("importing torch", 0, 1)
-    import torch
-
-    from undertow.capture.mesh import Mesh
-    from undertow.capture.models import load
-    from undertow.capture.parallelize import Options, mesh_for
-    from undertow.capture.trace import trace_step
-    from undertow.graph import convert
-    from undertow.graph.splittable import find_row_work
-
-    clock.lap("import torch")
-    if settings.mesh:
-        mesh = Mesh(dict(settings.mesh))
-    else:
-        mesh = mesh_for(settings.parallel, settings.ranks, settings.ranks_per_node)
-    if mesh.size != settings.ranks:
-        raise UndertowError(
-            f"the mesh {mesh} has {mesh.size} ranks and the cluster has {settings.ranks} devices; "
-            "they must be as many"
-        )
-    compute = getattr(torch, settings.dtype)
-    is_single = compute is torch.float32
-    options = Options(
-        settings.parallel,
-        param_dtype=None if is_single else compute,
-        reduce_dtype=None if is_single else torch.float32,
-        reshard_after_forward=settings.reshard_after_forward,
-        checkpoint=settings.checkpoint,
-    )
-    step = trace_step(
-        make or load(settings.model, settings.batch, settings.seq),
-        mesh,
-        options,
-        optimizer=settings.optimizer,
-        progress=report,
-    )
-    clock.lap("trace")
-    report("converting", 0, 1)
-    groups = {group.name: ("-".join(group.dims), group.ranks) for group in step.groups.values()}
-    converted = convert(step.graph_module.graph, groups, name=step.name or settings.model)
-    splittable = find_row_work(converted).splittable
-    clock.lap("convert")
-    return CapturedProgram(
-        converted.program,
-        dict(mesh.dims),
-        step.parameters,
-        step.samples,
-        step.tokens,
-        step.model_flops,
-        converted.notes,
-        splittable,
-    )
-
-
-# -- the cache ------------------------------------------------------------------------------------
-
-
-def _key(settings: StepSettings) -> str:
-    """Everything that a captured step depends on, our own sources included."""
-    here = Path(__file__).parent
-    rooms = ("capture", "graph", "program", "examples")
-    sources = source_digest([Path(__file__), *(here / room for room in rooms)])
-    versions = {name: _version(name) for name in ("torch", "transformers")}
-    if not settings.model.startswith("hf:"):
-        del versions["transformers"]
-    return cache_key(_CACHE_VERSION, asdict(settings.capture_key()), versions, sources)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def _to_json(captured: CapturedProgram) -> dict[str, Any]:
-    return {
-        "program": program_to_json(captured.program),
-        "mesh": dict(captured.mesh),
-        "parameters": captured.parameters,
-        "samples": captured.samples,
-        "tokens": captured.tokens,
-        "model_flops": captured.model_flops,
-        "notes": list(captured.notes),
-        "splittable": captured.splittable.to_json(),
-    }
-
-
-def _from_json(entry: dict[str, Any]) -> CapturedProgram:
-    figures = {name: entry[name] for name in ("parameters", "samples", "tokens", "model_flops")}
-    return CapturedProgram(
-        program=program_from_json(entry["program"]),
-        mesh=entry["mesh"],
-        notes=tuple(entry["notes"]),
-        splittable=Splittable.from_json(entry["splittable"]),
-        **figures,
-    )
