@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -165,8 +163,10 @@ def _cut(
 # -- one captured step, in a process of its own ---------------------------------------------------
 
 
-def run_case(case: Case, parts: Sequence[str], wall_limit: float) -> list[dict[str, Any]]:
-    """A row for each part of the step."""
+def run_case(
+    case: Case, parts: Sequence[str], wall_limit: float, kept: Path | None = None
+) -> list[dict[str, Any]]:
+    """A row for each part of the step; `kept` is where runs of PyTorch's pass are kept."""
     import torch
 
     from undertow.capture.models import load
@@ -177,10 +177,15 @@ def run_case(case: Case, parts: Sequence[str], wall_limit: float) -> list[dict[s
     mesh = mesh_for(case.parallel, case.ranks)
     options = Options(case.parallel, param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     step = trace_step(load(case.model), mesh, options)
-    return [_run_part(case, step, part, wall_limit) for part in parts_of(step.graph_module, parts)]
+    return [
+        _run_part(case, step, part, wall_limit, kept) for part in parts_of(step.graph_module, parts)
+    ]
 
 
-def _run_part(case: Case, step: Any, part: Part, wall_limit: float) -> dict[str, Any]:
+def _run_part(
+    case: Case, step: Any, part: Part, wall_limit: float, kept: Path | None
+) -> dict[str, Any]:
+    from bench.kept_runs import kept_run, limited
     from bench.reference_pass import VARIANTS
     from undertow.cost.cluster import Cluster
     from undertow.cost.price import price, repricer
@@ -207,9 +212,13 @@ def _run_part(case: Case, step: Any, part: Part, wall_limit: float) -> dict[str,
         "fits": _fits_under_compute(program, cluster),
     }
     runs = {
-        variant.name: _limited(
-            lambda variant=variant: _reference(step, part, program, cluster, groups, variant),
-            wall_limit,
+        variant.name: kept_run(
+            f"{case} {part.name} {variant.name}",
+            program,
+            lambda variant=variant: limited(
+                lambda: _reference(step, part, program, cluster, groups, variant), wall_limit
+            ),
+            kept,
         )
         for variant in VARIANTS
     }
@@ -263,32 +272,6 @@ def _reference(
         "seconds": run.cpu_seconds,
         "wall_seconds": run.wall_seconds,
     }
-
-
-def _limited(function: Callable[[], dict[str, Any]], wall_limit: float) -> dict[str, Any]:
-    """What `function` returns in a forked process; {"failed": why} if it did not come to that."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-
-    def child() -> None:
-        try:
-            theirs.send(function())
-        except BaseException as error:  # noqa: BLE001  whatever the pass raises is its result
-            theirs.send({"failed": type(error).__name__, "traceback": traceback.format_exc()})
-
-    process = context.Process(target=child)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(wall_limit):
-            return {"failed": "timeout"}
-        result: dict[str, Any] = ours.recv()
-        return result
-    except EOFError:
-        return {"failed": "died"}
-    finally:
-        process.kill()
-        process.join()
 
 
 # -- figures --------------------------------------------------------------------------------------
@@ -486,11 +469,14 @@ def _price_of_memory(row: dict[str, Any]) -> str:
 # -- main -----------------------------------------------------------------------------------------
 
 
-def _in_process(case: Case, parts: Sequence[str], wall_limit: float) -> list[dict[str, Any]]:
+def _in_process(
+    case: Case, parts: Sequence[str], wall_limit: float, kept: Path | None
+) -> list[dict[str, Any]]:
     """Capture in a process of its own, so that its memory and torch's caches end with it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         order = {"case": asdict(case), "parts": parts, "limit": wall_limit, "path": str(path)}
+        order["kept"] = str(kept) if kept else None
         command = [sys.executable, "-m", "bench.schedule", "--worker", json.dumps(order)]
         if subprocess.run(command, check=False).returncode:
             print(f"{case}: failed", file=sys.stderr)
@@ -500,7 +486,8 @@ def _in_process(case: Case, parts: Sequence[str], wall_limit: float) -> list[dic
 
 
 def _work(order: dict[str, Any]) -> None:
-    rows = run_case(Case(**order["case"]), order["parts"], order["limit"])
+    kept = Path(order["kept"]) if order["kept"] else None
+    rows = run_case(Case(**order["case"]), order["parts"], order["limit"], kept)
     Path(order["path"]).write_text(json.dumps(rows))
 
 
@@ -513,6 +500,12 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--limit", type=float, default=600, help="seconds for a run of PyTorch's")
     parser.add_argument("--name", default="schedule", help="of the file in bench/results")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the runs of PyTorch's pass there, and do not repeat them (nor their times)",
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
@@ -526,7 +519,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for case in cases(models, ranks, only):
         begin = time.perf_counter()
-        found = _in_process(case, parts, given.limit)
+        found = _in_process(case, parts, given.limit, given.keep)
         print(f"{case}: {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         for row in found:
             print("  " + "  ".join(table_row(row)), file=sys.stderr)
