@@ -7,14 +7,24 @@ that names it: a silent zero would make communication look free, or hidden behin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from undertow.cost.cluster import Cluster
 from undertow.cost.collectives import shared_links
 from undertow.cost.regions import find_regions, region_nbytes
 from undertow.cost.sources import Answer, ModelSource, Query, Source
 from undertow.errors import CostError
-from undertow.program.model import Collective, Kind, Machine, Program, Stream, Task, Work
+from undertow.garbage import without_collections
+from undertow.program.model import (
+    Collective,
+    Kind,
+    Machine,
+    Program,
+    Stream,
+    Task,
+    Work,
+    retimed,
+)
 
 GIVEN = "given"
 """`priced_by` of a task that nobody can price, but that came with a time."""
@@ -41,6 +51,7 @@ class Priced:
     unpriced: tuple[int, ...]  # tasks that kept the time they came with, no source knowing better
 
 
+@without_collections
 def price(
     program: Program, cluster: Cluster, sources: Sequence[Source] = (), regions: bool = True
 ) -> Priced:
@@ -56,16 +67,17 @@ def price(
     tasks: list[Task] = []
     started: set[int] = set()  # regions whose kernel has begun
     for i, task in enumerate(program.tasks):
+        if task.kind is Kind.VIEW or task.kind is Kind.WAIT:  # they take no time of their own
+            tasks.append(task)
+            continue
         region = region_of[i]
         query = Query(task, _ranks(program, task), charged[i], fused=region in started)
         answer = _answer(program, query, ask)
         if region >= 0:
             started.add(region)
-        if answer is not None:
-            ledger.add(i, answer)
-            is_launched = not query.fused and answer.source != NOTHING
-            task = _with_price(task, answer, launches=is_launched)
-        tasks.append(task)
+        ledger.add(i, answer)
+        is_launched = not query.fused and answer.source != NOTHING
+        tasks.append(_with_price(task, answer, launches=is_launched))
     return ledger.close(_priced_program(program, tuple(tasks), cluster))
 
 
@@ -135,11 +147,9 @@ def _remembering(source: Source) -> Ask:
     return ask
 
 
-def _answer(program: Program, query: Query, ask: Ask) -> Answer | None:
-    """What the task takes; None for one that takes no time of its own."""
+def _answer(program: Program, query: Query, ask: Ask) -> Answer:
+    """What the task takes."""
     task = query.task
-    if task.kind in (Kind.WAIT, Kind.VIEW):
-        return None
     if isinstance(task.work, Work) and not task.work.flops and not task.work.nbytes:
         return Answer(0, NOTHING)
     if task.kind is Kind.HOST:
@@ -198,11 +208,11 @@ def _with_price(task: Task, answer: Answer, *, launches: bool) -> Task:
 
 def _priced_program(program: Program, tasks: tuple[Task, ...], cluster: Cluster) -> Program:
     device = cluster.device
-    return replace(
+    return retimed(
         program,
-        tasks=tasks,
-        streams=tuple(_linked(stream, cluster) for stream in program.streams),
-        machine=Machine(
+        tasks,
+        tuple(_linked(stream, cluster) for stream in program.streams),
+        Machine(
             launch_ns=round(device.launch_seconds * 1e9),
             compute_slowdown_permille=round(device.compute_slowdown * 1000),
             communication_slowdown_permille=round(device.communication_slowdown * 1000),

@@ -23,6 +23,7 @@ from undertow.program.model import (
     Task,
     Work,
     renumbered,
+    retimed,
 )
 from undertow.program.serialize import (
     load_program,
@@ -76,6 +77,7 @@ __all__ = [
     "program_from_json",
     "program_to_json",
     "renumbered",
+    "retimed",
     "save_json",
     "simulate",
     "stream_sequences",

@@ -110,9 +110,12 @@ def one_machine_bound(jobs: Iterable[tuple[int, int, int]]) -> int:
 
 def _stream_totals(program: Program) -> list[int]:
     totals = [0] * len(program.streams)
+    launches = 0
     for task in program.tasks:
         totals[task.stream] += task.ns
-        totals[HOST_STREAM] += program.machine.launch_ns * task.host_launches
+        if task.launches and task.kind is not Kind.VIEW:
+            launches += 1
+    totals[HOST_STREAM] += program.machine.launch_ns * launches
     return totals
 
 
@@ -151,26 +154,30 @@ def _heads(program: Program) -> _Heads:
     order, except its waits and later collectives on its stream: those come after its end too.
     """
     tasks, count, launch = program.tasks, len(program), program.machine.launch_ns
+    kinds = [task.kind for task in tasks]
     ready, begin, end, launched = [0] * count, [0] * count, [0] * count, [0] * count
-    for i, task in enumerate(tasks):
+    for i, sources in enumerate(program.predecessors):
         place = on_host = earliest = 0
-        for source in program.predecessors[i]:
-            before = tasks[source]
-            if before.kind is Kind.START:
-                on_host = max(on_host, launched[source])
-                place = max(place, ready[source])
-                if _queues_behind(task, source, before):
+        for source in sources:
+            before = kinds[source]
+            on_host_then = end[source] if before is Kind.HOST else launched[source]
+            if on_host_then > on_host:
+                on_host = on_host_then
+            if before is Kind.START:
+                if _queues_behind(tasks[i], source, tasks[source]):
                     earliest = max(earliest, end[source])
+                reached = ready[source]
             else:
-                is_host = before.kind is Kind.HOST
-                on_host = max(on_host, end[source] if is_host else launched[source])
-                place = max(place, end[source])
-        if task.kind is not Kind.VIEW:
-            on_host += launch * task.host_launches
+                reached = end[source]
+            if reached > place:
+                place = reached
+        if kinds[i] is not Kind.VIEW:
+            if tasks[i].launches:
+                on_host += launch
             place = max(place, on_host)
         launched[i], ready[i] = on_host, place
         begin[i] = max(place, earliest)
-        end[i] = begin[i] + task.ns
+        end[i] = begin[i] + tasks[i].ns
     return _Heads(ready, begin)
 
 
@@ -183,21 +190,25 @@ def _queues_behind(task: Task, start: int, collective: Task) -> bool:
 
 def _tails(program: Program) -> _Tails:
     """The mirror image of `_heads`, without launches: a tail may be smaller than the truth."""
-    tasks = program.tasks
+    tasks, successors = program.tasks, program.successors
     after_end, after_ready = [0] * len(program), [0] * len(program)
     for i in range(len(program) - 1, -1, -1):
         task = tasks[i]
-        ends = places = 0
-        for target in program.successors[i]:
+        # after_ready counts from the moment that the target's place is reached.
+        follows = 0
+        for target in successors[i]:
+            if after_ready[target] > follows:
+                follows = after_ready[target]
+        if task.kind is not Kind.START:
+            after_end[i] = follows
+            after_ready[i] = task.ns + follows
+            continue
+        ends = 0
+        for target in successors[i]:
             after = tasks[target]
-            # after_ready counts from the moment that the target's place is reached.
-            if task.kind is not Kind.START:
-                ends = max(ends, after_ready[target])
-            else:
-                places = max(places, after_ready[target])
-                if _queues_behind(after, i, task):
-                    # Its stream holds up the collective itself, not its place in the order.
-                    ends = max(ends, after.ns + after_end[target])
+            if _queues_behind(after, i, task):
+                # Its stream holds up the collective itself, not its place in the order.
+                ends = max(ends, after.ns + after_end[target])
         after_end[i] = ends
-        after_ready[i] = max(places, task.ns + ends)
+        after_ready[i] = max(follows, task.ns + ends)
     return _Tails(after_end, after_ready)

@@ -355,12 +355,17 @@ class ProgramBuilder:
     # -- references ----------------------------------------------------------------------------
 
     def _buffer_refs(self, task: str, refs: Iterable[Ref]) -> tuple[int, ...]:
+        count = len(self._buffers)
+        given = tuple(refs)
+        plain = [ref for ref in given if type(ref) is int and 0 <= ref < count]
+        if len(set(plain)) == len(given):
+            return tuple(plain)  # as most come: nothing to look up
         return tuple(
             dict.fromkeys(
                 self._resolve(
                     ref, self._buffer_index, len(self._buffers), f"task {task!r}", "buffer"
                 )
-                for ref in refs
+                for ref in given
             )
         )
 

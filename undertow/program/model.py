@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+E = TypeVar("E", bound=StrEnum)
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
@@ -25,6 +27,15 @@ HOST_STREAM = 1
 """Index of the pseudo stream of the host; process groups have the indices from 2 on."""
 
 
+def _with_plain_members(enum: type[E]) -> type[E]:
+    """The class with its members as plain attributes, as Python 3.12 has them: Python 3.11 looks
+    each up by a function of the metaclass, which costs the loops over tasks most of their time."""
+    for member in enum:
+        type.__setattr__(enum, member.name, member)
+    return enum
+
+
+@_with_plain_members
 class Kind(StrEnum):
     """What the host launches."""
 
@@ -35,6 +46,7 @@ class Kind(StrEnum):
     HOST = "host"  # runs on the host and blocks it (reading a value back, for example)
 
 
+@_with_plain_members
 class Lifetime(StrEnum):
     """Who allocates a buffer and who frees it."""
 
@@ -44,6 +56,7 @@ class Lifetime(StrEnum):
     OUTPUT = "output"  # ours from its first write, never freed
 
 
+@_with_plain_members
 class HazardKind(StrEnum):
     """Why one task must come before another. Only POLICY is ours to drop."""
 
@@ -52,15 +65,15 @@ class HazardKind(StrEnum):
     WAW = "WAW"
     POLICY = "POLICY"
 
-    @property
-    def strength(self) -> int:
-        """A pair of tasks keeps its strongest hazard: a true one never hides behind a policy."""
-        return _STRENGTHS.index(self.value)
+    strength: int
+    """A pair of tasks keeps its strongest hazard: a true one never hides behind a policy."""
 
 
-_STRENGTHS = ("POLICY", "WAR", "WAW", "RAW")
+for _strength, _name in enumerate(("POLICY", "WAR", "WAW", "RAW")):
+    HazardKind[_name].strength = _strength
 
 
+@_with_plain_members
 class CollectiveKind(StrEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -71,6 +84,7 @@ class CollectiveKind(StrEnum):
     RECV = "recv"
 
 
+@_with_plain_members
 class OpClass(StrEnum):
     """Classes of compute that reach different shares of a device's peak."""
 
@@ -102,6 +116,7 @@ class Work:
         return self.nbytes_read + self.nbytes_written
 
 
+@_with_plain_members
 class Join(StrEnum):
     """How a collective may become one with others."""
 
@@ -169,9 +184,46 @@ class Task:
         """How many launches this task costs the host: none for views and covered tasks."""
         return int(self.launches and self.kind is not Kind.VIEW)
 
+    # Written out: dataclasses.replace takes three times as long, and programs have many tasks.
 
-@dataclass(frozen=True, slots=True)
-class Hazard:
+    def timed(self, ns: int, launches: bool) -> Task:
+        """The same task with other times."""
+        return Task(
+            self.name,
+            self.kind,
+            self.stream,
+            self.reads,
+            self.writes,
+            ns,
+            self.start,
+            self.load_permille,
+            launches,
+            self.work,
+            self.module,
+            self.priced_by,
+        )
+
+    def awaiting(self, start: int) -> Task:
+        """The same wait for a start that has got another index."""
+        if start == self.start:
+            return self
+        return Task(
+            self.name,
+            self.kind,
+            self.stream,
+            self.reads,
+            self.writes,
+            self.ns,
+            start,
+            self.load_permille,
+            self.launches,
+            self.work,
+            self.module,
+            self.priced_by,
+        )
+
+
+class Hazard(NamedTuple):
     """`src` must come before `dst`; `buffer` is what they conflict on, -1 where it is no buffer."""
 
     src: int
@@ -308,10 +360,10 @@ class Program:
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Per task, the tasks that must come before it (each once, ascending)."""
         before: list[list[int]] = [[] for _ in self.tasks]
-        for hazard in self.hazards:
-            known = before[hazard.dst]
-            if not known or known[-1] != hazard.src:
-                known.append(hazard.src)
+        for src, dst, _, _ in self.hazards:
+            known = before[dst]
+            if not known or known[-1] != src:
+                known.append(src)
         return tuple(map(tuple, before))
 
     @cached_property
@@ -341,13 +393,34 @@ class Order:
         return places
 
 
+def retimed(
+    program: Program,
+    tasks: tuple[Task, ...],
+    streams: tuple[Stream, ...] | None = None,
+    machine: Machine | None = None,
+) -> Program:
+    """The same Program for other costs: tasks that differ in what they take alone. What follows
+    from its structure is found once for both."""
+    made = replace(
+        program, tasks=tasks, streams=streams or program.streams, machine=machine or program.machine
+    )
+    for name in _STRUCTURE:
+        made.__dict__[name] = getattr(program, name)
+    return made
+
+
+_STRUCTURE = tuple(
+    name for name, value in vars(Program).items() if isinstance(value, cached_property)
+)
+
+
 def renumbered(program: Program, order: Order) -> Program:
     """The same Program with `order`, which must be legal, as its captured order."""
     if order == Order.captured(program):
         return program
     place: list[int] = order.positions().tolist()
     tasks = tuple(
-        replace(task, start=place[task.start]) if task.start >= 0 else task
+        task.awaiting(place[task.start]) if task.start >= 0 else task
         for task in (program.tasks[i] for i in order.tasks)
     )
     hazards = [

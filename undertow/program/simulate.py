@@ -105,7 +105,8 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
         if kind is Kind.HOST:
             host = times.run_on_host(program, i, host)
             continue
-        compute = max(compute, host)
+        if host > compute:
+            compute = host
         ready[i] = begin[i] = compute
         if kind is Kind.COMPUTE:
             compute += task.ns
@@ -114,7 +115,8 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
             begin[i] = max(compute, free[task.stream])
             end[i] = free[task.stream] = begin[i] + task.ns
         else:
-            compute = _stand_still(times, task.start, compute)
+            if end[task.start] > compute:
+                compute = _stand_still(times, task.start, compute)
             end[i] = compute
     for start in _unwaited(program, order):
         compute = _stand_still(times, start, compute)

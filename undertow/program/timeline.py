@@ -76,10 +76,13 @@ class Timeline:
 
     def busy_ns(self, stream: int) -> int:
         """Time that `stream` was running something (waits do not count)."""
+        busy: list[int] = (self.end - self.begin).tolist()
         return sum(
-            int(self.end[i] - self.begin[i])
-            for i, task in enumerate(self.program.tasks)
-            if task.stream == stream and task.kind is not Kind.WAIT
+            [
+                ns
+                for ns, task in zip(busy, self.program.tasks, strict=True)
+                if ns and task.stream == stream and task.kind is not Kind.WAIT
+            ]
         )
 
     def exposures(self) -> list[Exposure]:
