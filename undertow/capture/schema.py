@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import fx
 
+_SEQUENCES = (list, tuple)
+
 
 @lru_cache(maxsize=4096)
 def parameter_names(target: Any) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ def nodes_in(value: Any) -> list[fx.Node]:
 def _collect(value: Any, found: list[fx.Node]) -> None:
     if isinstance(value, fx.Node):
         found.append(value)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _SEQUENCES):
         for item in value:
             _collect(item, found)
     elif isinstance(value, dict):

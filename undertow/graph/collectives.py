@@ -50,7 +50,7 @@ _KINDS |= {
     }.items()
 }
 _INPUTS = ("input", "inputs", "tensor", "tensors")
-_WAIT = torch_api.collectives.wait_tensor
+WAIT = torch_api.collectives.wait_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,13 @@ class CollectiveCall:
     written: tuple[fx.Node, ...]
 
 
+def is_collective(target: object) -> bool:
+    """Whether calls of `target` start a collective."""
+    return getattr(target, "overloadpacket", None) in _KINDS
+
+
 def is_wait(node: fx.Node) -> bool:
-    return getattr(node.target, "overloadpacket", None) is _WAIT
+    return getattr(node.target, "overloadpacket", None) is WAIT
 
 
 def collective_call(node: fx.Node) -> CollectiveCall | None:

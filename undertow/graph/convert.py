@@ -10,20 +10,28 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import fx
 
 from undertow.capture import torch_api
-from undertow.capture.schema import nodes_in, written_nodes
+from undertow.capture.schema import nodes_in, written_nodes, written_parameters
 from undertow.errors import ProgramError
 from undertow.garbage import without_collections
-from undertow.graph.collectives import CollectiveCall, collective_call, is_wait
-from undertow.graph.describe import HOST_OPERATORS, SIZES, describe
+from undertow.graph.collectives import (
+    WAIT,
+    CollectiveCall,
+    collective_call,
+    is_collective,
+    is_wait,
+)
+from undertow.graph.describe import HOST_OPERATORS, SIZES, Descriptions
 from undertow.graph.joins import Joins
-from undertow.graph.nodes import number, tensors_of
+from undertow.graph.nodes import Values, number, tensors_of
 from undertow.program import Lifetime, Program, ProgramBuilder
 
+_NUMBERS = (int, torch.SymInt, torch.SymBool)
 _ROOT = re.compile(r"L\['\w+'\]\.?")  # how Dynamo calls the module that it compiles
 
 GroupRanks = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -90,7 +98,9 @@ class _Conversion:
         self.groups, self.donated = groups, donated
         self.nodes: list[fx.Node] = []
         self.notes: list[str] = []
-        self._outputs = _returned(graph)
+        self._values = Values()
+        self._descriptions = Descriptions(self._values)
+        self._outputs = _returned(graph, self._values)
         self.buffer_of: dict[int, int] = {}  # storage -> buffer
         self._buffers: dict[fx.Node, tuple[int, ...]] = {}  # node -> what its value is held in
         self._task_of: dict[fx.Node, int] = {}
@@ -118,13 +128,14 @@ class _Conversion:
         if node.target is operator.getitem:
             self._pick(node)
             return
-        call = collective_call(node)
+        traits = _traits(node.target)
+        call = collective_call(node) if traits.may_start else None
         if call is not None:
             task = self._add_start(node, call)
-        elif is_wait(node):
+        elif traits.is_wait:
             task = self._add_wait(node)
         else:
-            task = self._add_other(node)
+            task = self._add_other(node, traits)
         self._task_of[node] = task
         self.nodes.append(node)
 
@@ -140,10 +151,10 @@ class _Conversion:
 
     def _add_start(self, node: fx.Node, call: CollectiveCall) -> int:
         written = self._held_by(call.written)
-        results = tensors_of(node)
+        results = self._values.storages(node)
         if len(results) == len(call.written):  # under whatever name, they are what it writes to
-            for tensor, arg in zip(results, call.written, strict=True):
-                self.buffer_of.setdefault(torch_api.storage_key(tensor), self._buffers[arg][0])
+            for storage, arg in zip(results, call.written, strict=True):
+                self.buffer_of.setdefault(storage, self._buffers[arg][0])
         fresh = self._hold(node, Lifetime.INTERMEDIATE)
         self._buffers[node] = tuple(dict.fromkeys(fresh + written))
         task = self.builder.start(
@@ -163,8 +174,8 @@ class _Conversion:
         source = nodes_in(node.args)[0]
         held = self._buffers[source]
         starts = {self._starts[buffer] for buffer in held if buffer in self._starts}
-        for tensor in tensors_of(node):  # the result is the awaited tensor, under a new name
-            self.buffer_of.setdefault(torch_api.storage_key(tensor), held[0])
+        for storage in self._values.storages(node):  # the awaited tensor, under a new name
+            self.buffer_of.setdefault(storage, held[0])
         self._buffers[node] = held
         if len(starts) != 1:
             self.notes.append(
@@ -175,31 +186,35 @@ class _Conversion:
             node.name, starts.pop(), writes=held, after=self._after(node), module=self._place(node)
         )
 
-    def _add_other(self, node: fx.Node) -> int:
+    def _add_other(self, node: fx.Node, traits: _Traits) -> int:
         reads = self._held_by(node.all_input_nodes)
-        mutated = self._held_by(tuple(written_nodes(node)))
+        mutated = self._held_by(written_nodes(node)) if traits.writes else ()
         made = self._hold(node, Lifetime.INTERMEDIATE)
         self._buffers[node] = made
-        packet = getattr(node.target, "overloadpacket", None)
-        if _is_size(node):
+        if _is_size(node, traits):
             return self._view(node, reads)
-        if packet in HOST_OPERATORS or (not made and not mutated):
+        if traits.is_host or (not made and not mutated):
             after = (*self._after(node), *([self._last_host] if self._last_host >= 0 else []))
             task = self.builder.host(node.name, reads=reads, after=after, module=self._place(node))
             self._through[node] = self._last_host = task
             return task
-        fresh = tuple(buffer for buffer in made if buffer not in reads)
+        fresh = tuple([buffer for buffer in made if buffer not in reads])
         if not fresh and not mutated:
             return self._view(node)
+        draws = traits.draws or (not traits.is_operator and _draws(node))
+        after = self._after(node)
+        if draws and self._last_random >= 0:
+            # Those that draw random numbers stay in sequence, so that each draws the same ones.
+            after = (*after, self._last_random)
         task = self.builder.compute(
             node.name,
             reads=reads,
-            writes=tuple(dict.fromkeys(fresh + mutated)),
-            work=describe(node),
-            after=(*self._after(node), *self._after_random(node)),
+            writes=tuple(dict.fromkeys(fresh + mutated)) if mutated else fresh,
+            work=self._descriptions.of(node),
+            after=after,
             module=self._place(node),
         )
-        if _draws(node):
+        if draws:
             self._last_random = task
         return task
 
@@ -216,25 +231,20 @@ class _Conversion:
     def _after(self, node: fx.Node) -> tuple[int, ...]:
         """Views and host values among the arguments: they come first, and no buffer says so."""
         through = self._through
-        return tuple(dict.fromkeys(through[a] for a in node.all_input_nodes if a in through))
-
-    def _after_random(self, node: fx.Node) -> tuple[int, ...]:
-        """Operators that draw random numbers stay in sequence, so that each draws the same ones."""
-        return (self._last_random,) if _draws(node) and self._last_random >= 0 else ()
+        return tuple(dict.fromkeys([through[a] for a in node.all_input_nodes if a in through]))
 
     def _held_by(self, nodes: Collection[fx.Node]) -> tuple[int, ...]:
-        return tuple(
-            dict.fromkeys(buffer for arg in nodes for buffer in self._buffers.get(arg, ()))
-        )
+        held = [buffer for arg in nodes for buffer in self._buffers.get(arg, ())]
+        return tuple(dict.fromkeys(held))
 
     def _hold(self, node: fx.Node, lifetime: Lifetime) -> tuple[int, ...]:
         """The buffers that a node's tensors are in, made where a storage is new."""
         found: list[int] = []
-        for tensor in tensors_of(node):
-            key = torch_api.storage_key(tensor)
+        for k, key in enumerate(self._values.storages(node)):
             if key not in self.buffer_of:
                 is_output = lifetime is Lifetime.INTERMEDIATE and key in self._outputs
                 suffix = f".{len(found)}" if found else ""
+                tensor = self._values.tensors(node)[k]
                 self.buffer_of[key] = self.builder.buffer(
                     node.name + suffix,
                     number(tensor.untyped_storage().nbytes()),
@@ -254,7 +264,7 @@ class _Conversion:
         return self._streams[group]
 
 
-def _returned(graph: fx.Graph) -> set[int]:
+def _returned(graph: fx.Graph, values: Values) -> set[int]:
     """Storages that the graph gives out. What it waits for, or tells a collective to write to, is
     the same under another name."""
     found: set[int] = set()
@@ -262,31 +272,59 @@ def _returned(graph: fx.Graph) -> set[int]:
         sources: Collection[fx.Node] = ()
         if node.op == "output":
             sources = tuple(nodes_in(node.args))
-        elif not any(torch_api.storage_key(tensor) in found for tensor in tensors_of(node)):
+        elif found.isdisjoint(values.storages(node)):
             continue
         elif is_wait(node):
             sources = node.all_input_nodes
         elif (call := collective_call(node)) is not None:
             sources = call.written
-        found |= {torch_api.storage_key(x) for source in sources for x in tensors_of(source)}
+        found.update(key for source in sources for key in values.storages(source))
     return found
 
 
-def _is_size(node: fx.Node) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Traits:
+    """What a call's target says, whatever it is called with."""
+
+    may_start: bool
+    is_wait: bool
+    is_size: bool
+    is_host: bool
+    is_operator: bool  # not a function that may be given an operator to run
+    draws: bool  # random numbers
+    writes: bool  # to some of its arguments
+
+
+@lru_cache(maxsize=4096)
+def _traits(target: object) -> _Traits:
+    packet = getattr(target, "overloadpacket", None)
+    return _Traits(
+        may_start=is_collective(target),
+        is_wait=packet is WAIT,
+        is_size=packet in SIZES,
+        is_host=packet in HOST_OPERATORS,
+        is_operator=packet is not None,
+        draws=_is_random(target),
+        writes=bool(written_parameters(target)),
+    )
+
+
+def _is_size(node: fx.Node, traits: _Traits) -> bool:
     """Whether a node asks for sizes or reckons with them: the host knows those without waiting."""
     value = node.meta.get("val")
-    if not isinstance(value, int | torch.SymInt | torch.SymBool) or isinstance(value, bool):
+    if not isinstance(value, _NUMBERS) or isinstance(value, bool):
         return False
-    if getattr(node.target, "overloadpacket", None) in SIZES:
-        return True
-    return not any(tensors_of(arg) for arg in node.all_input_nodes)
+    return traits.is_size or not any(tensors_of(arg) for arg in node.all_input_nodes)
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether a call draws random numbers, itself or by an operator that it is given to run (as
-    those do that keep or restore the state of the generator for recomputation)."""
-    operators = (node.target, *(arg for arg in node.args if not isinstance(arg, fx.Node)))
-    return any(torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()) for op in operators)
+    """Whether a call runs an operator that it is given and that draws random numbers (as those do
+    that keep or restore the state of the generator for recomputation)."""
+    return any(_is_random(arg) for arg in node.args if not isinstance(arg, fx.Node))
+
+
+def _is_random(target: object) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _place(node: fx.Node) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor, fx
 
 from undertow.capture import torch_api
 from undertow.capture.flops import node_flops
-from undertow.capture.schema import nodes_in, written_nodes
-from undertow.graph.nodes import dtype_name, number, tensor_nbytes, tensors_of
+from undertow.capture.schema import nodes_in, written_nodes, written_parameters
+from undertow.graph.nodes import Values, dtype_name, number, tensor_nbytes, tensors_of
 from undertow.program.model import OpClass, Work
 
 _aten = torch.ops.aten
@@ -111,6 +111,55 @@ def op_class(target: Any) -> OpClass:
     if torch.Tag.pointwise in tags:
         return OpClass.POINTWISE
     return OpClass.OTHER
+
+
+class Descriptions:
+    """Descriptions of a graph's compute nodes. Layers repeat: nodes that call one operator on the
+    same shapes, strides and dtypes share one."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._known: dict[object, Work] = {}
+
+    def of(self, node: fx.Node) -> Work:
+        look = self._look(node)
+        if look is None:
+            return describe(node)
+        known = self._known.get(look)
+        if known is None:
+            known = self._known[look] = describe(node)
+        return known
+
+    def _look(self, node: fx.Node) -> object:
+        """What nodes with the same description have in common; None where that is not known."""
+        if written_parameters(node.target):
+            return None  # what it costs depends on what it returns of what it writes to
+        result, args = self._values.look(node), self._looks(node.args)
+        kwargs = self._looks(tuple(node.kwargs.items())) if node.kwargs else ()
+        if result is None or args is None or kwargs is None:
+            return None
+        return node.target, result, args, kwargs
+
+    def _looks(self, given: tuple[Any, ...] | list[Any]) -> tuple[object, ...] | None:
+        found: list[object] = []
+        for value in given:
+            look = value
+            if isinstance(value, fx.Node):
+                look = self._values.look(value)
+                if look is None:
+                    return None
+            elif isinstance(value, _SEQUENCES):
+                look = self._looks(value)
+                if look is None:
+                    return None
+            elif value is not None and type(value) not in _PLAIN:
+                return None
+            found.append(look)
+        return tuple(found)
+
+
+_SEQUENCES = (list, tuple)
+_PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def describe(node: fx.Node) -> Work:

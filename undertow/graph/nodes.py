@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from undertow.capture import torch_api
 from undertow.errors import ProgramError
 
+_SEQUENCES = (list, tuple)
 _DETOURS = re.compile(
     r"[LG]\['\w*'\]|\.?__self__|\.?__closure__\[\d+\]|\.?cell_contents|\.?forward\b|\.?_orig_mod"
 )
@@ -29,10 +31,52 @@ def tensors_of(node: fx.Node) -> list[Tensor]:
     return [tensor for pick in picks for tensor in tensors_of(pick)]
 
 
+class Values:
+    """The tensors of a graph's nodes and the storages that those are in, each asked for once; for
+    as long as nobody changes the graph."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[fx.Node, list[Tensor]] = {}
+        self._storages: dict[fx.Node, tuple[int, ...]] = {}
+        self._looks: dict[fx.Node, object] = {}
+
+    def tensors(self, node: fx.Node) -> list[Tensor]:
+        found = self._tensors.get(node)
+        if found is None:
+            found = self._tensors[node] = tensors_of(node)
+        return found
+
+    def storages(self, node: fx.Node) -> tuple[int, ...]:
+        """The storage of each tensor."""
+        found = self._storages.get(node)
+        if found is None:
+            keys = [torch_api.storage_key(tensor) for tensor in self.tensors(node)]
+            found = self._storages[node] = tuple(keys)
+        return found
+
+    def look(self, node: fx.Node) -> object:
+        """What nodes have in common whose values differ in nothing that costs: shapes, strides and
+        dtypes, or a number; None where that cannot be compared."""
+        if node not in self._looks:
+            self._looks[node] = _look(node.meta.get("val"))
+        return self._looks[node]
+
+
+def _look(value: Any) -> object:
+    if isinstance(value, Tensor):
+        sizes = *value.shape, *value.stride()
+        is_plain = all(type(size) is int for size in sizes)
+        return (*sizes, value.dtype, value.dim()) if is_plain else None
+    if isinstance(value, _SEQUENCES):
+        looks = tuple([_look(item) for item in value])
+        return None if None in looks else looks
+    return value if type(value) in (int, float, bool) else None
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, _SEQUENCES):
         for item in value:
             yield from _tensors(item)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from undertow.errors import OrderError
+from undertow.garbage import without_collections
 from undertow.graph.coalesce import coalesce, with_picks
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import Converted
@@ -25,6 +26,7 @@ _INPUTS = ("placeholder", "get_attr")
 Glue = Mapping[fx.Node, tuple[fx.Node, ...]]
 
 
+@without_collections
 def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
     """Bring the graph of `converted` into the form and order that was decided on its Program.
 

@@ -20,6 +20,7 @@ from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
 from undertow.cost.sources import FunctionSource, ModelSource, Query, Source
 from undertow.errors import OrderError
+from undertow.garbage import without_collections
 from undertow.graph.convert import Converted, GroupRanks, ModuleOf, convert
 from undertow.graph.copies import block_copies
 from undertow.graph.rewrite import rewrite
@@ -105,6 +106,7 @@ def schedule_graph(
     return gm, made
 
 
+@without_collections
 def schedule_nodes(
     graph: fx.Graph,
     *,

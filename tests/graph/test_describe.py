@@ -1,0 +1,72 @@
+"""Descriptions of compute nodes, shared where nodes do the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from undertow.graph.describe import Descriptions, describe
+from undertow.graph.nodes import Values
+
+
+def calls(function: Any, *inputs: Tensor, mode: str = "fake") -> list[fx.Node]:
+    graph = make_fx(function, tracing_mode=mode)(*inputs).graph
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def layers(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(3):
+        x = torch.cat([torch.relu(x @ w), x.sum(0, keepdim=True)]).narrow(0, 0, 8)
+    return x
+
+
+def test_layers_share_descriptions_that_are_those_of_their_nodes():
+    nodes = calls(layers, torch.ones(8, 4), torch.ones(4, 4))
+    descriptions = Descriptions(Values())
+    found = [descriptions.of(node) for node in nodes]
+    assert found == [describe(node) for node in nodes]
+    products = [work for work in found if work.op == "aten.mm"]
+    assert len(products) == 3
+    assert products[1] is products[2]
+
+
+def test_other_strides_sizes_dtypes_and_arguments_are_described_anew():
+    def function(x: Tensor) -> Tensor:
+        parts = [
+            x.clone(), x.t().clone(), x[:4].clone(), x.double().clone(), x.sum(0), x.sum(1),
+            x.expand(2, 8, 4).clone(),
+        ]  # fmt: skip
+        return sum(part.sum() for part in parts)
+
+    nodes = calls(function, torch.ones(8, 4))
+    descriptions = Descriptions(Values())
+    assert [descriptions.of(node) for node in nodes] == [describe(node) for node in nodes]
+
+
+def test_what_writes_to_its_arguments_is_described_on_its_own():
+    def function(x: Tensor) -> Tensor:
+        return x.clone().add_(1).mul_(2)
+
+    nodes = calls(function, torch.ones(8))
+    descriptions = Descriptions(Values())
+    first = descriptions.of(nodes[1])
+    assert first == describe(nodes[1])
+    assert descriptions.of(nodes[1]) is not first
+
+
+def test_symbolic_sizes_are_described_by_their_hints():
+    nodes = calls(lambda x: (x * 2).relu() * 2, torch.ones(8, 4), mode="symbolic")
+    described = [node for node in nodes if isinstance(node.meta["val"], Tensor)]
+    descriptions = Descriptions(Values())
+    assert [descriptions.of(node) for node in described] == [describe(node) for node in described]
+    assert descriptions.of(described[0]).shape == (8, 4)
+
+
+def test_values_ask_each_node_once():
+    (node, *_) = calls(lambda x: x + 1, torch.ones(8))
+    values = Values()
+    assert values.tensors(node) is values.tensors(node)
+    assert len(values.storages(node)) == 1
