@@ -16,7 +16,8 @@ from undertow.program import (
     simulate,
     verify,
 )
-from undertow.schedule.construct import Facts, Policy, construct
+from undertow.schedule.construct import Policy, construct
+from undertow.schedule.facts import Facts
 
 TWO_LAYERS = """
     group g
@@ -35,7 +36,7 @@ TWO_LAYERS = """
 
 
 def names(program: Program, policy: Policy, limit: int | None) -> str:
-    order = construct(Facts(program), policy, limit)
+    order = construct(Facts(program), policy, limit).order
     verify(program, order)
     return " ".join(program.tasks[i].name for i in order.tasks)
 
@@ -120,14 +121,35 @@ def test_every_construction_is_legal(rng: random.Random, size: int, window: int,
     program = random_program(rng, size)
     peak = profile_memory(program).peak_nbytes
     for limit in (None, peak, peak // 2):
-        verify(program, construct(Facts(program), Policy(horizon, window), limit))
+        verify(program, construct(Facts(program), Policy(horizon, window), limit).order)
+
+
+@given(rngs, st.integers(2, 30), st.integers(0, 40))
+@settings(max_examples=200)
+def test_policies_that_are_said_to_change_nothing_do_not(
+    rng: random.Random, size: int, horizon: int
+):
+    program = random_program(rng, size)
+    facts, limit = Facts(program), profile_memory(program).peak_nbytes
+    built = construct(facts, Policy(), limit)
+    for policy in (Policy(horizon_ns=horizon * 1000), Policy(window=3), Policy(horizon * 1000, 3)):
+        if built.is_same_for(policy):
+            assert construct(facts, policy, limit).order == built.order
+
+
+def test_what_a_policy_changes_is_known():
+    built = construct(Facts(parse_program(TWO_LAYERS)), Policy(), None)
+    assert built.reach_ns == 40_000  # the last layer may come last
+    assert built.is_same_for(Policy(horizon_ns=40_000))
+    assert not built.is_same_for(Policy(horizon_ns=39_999))
+    assert not built.is_same_for(Policy(delays=True))
 
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_a_sharded_step_comes_near_its_bound(limited: bool):
     program = fsdp_step(2_000)
     limit = int(profile_memory(program).peak_nbytes * 1.5) if limited else None
-    order = construct(Facts(program), Policy(), limit)
+    order = construct(Facts(program), Policy(), limit).order
     timeline = simulate(program, order)
     assert lower_bounds(program).gap(timeline.total_ns) < (0.2 if limited else 0.03)
     if limit:

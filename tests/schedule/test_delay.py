@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.programs import random_program, rngs
 from undertow.program import Program, parse_program, simulate, verify
-from undertow.schedule.construct import Facts
 from undertow.schedule.delay import delayed_order
+from undertow.schedule.facts import Facts
 from undertow.schedule.limits import Limits
 from undertow.schedule.solve import solve
 

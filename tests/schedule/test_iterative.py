@@ -5,7 +5,7 @@ import pytest
 from tests.schedule.orders import NO_LIMIT, names
 from undertow.program import Order, parse_program, simulate
 from undertow.schedule import LimitedBy, Limits, Move
-from undertow.schedule.iterative import reorder_starts, sink_waits_iterative
+from undertow.schedule.iterative import polish, reorder_starts, sink_waits_iterative
 from undertow.schedule.moves import sentence
 
 
@@ -241,3 +241,13 @@ def test_a_collective_that_waits_for_its_stream_names_who_holds_it():
     assert simulate(program, result.order).exposed[program.index["b"]] > 0
     assert (why["b"].limited_by, why["b"].blocker) == (LimitedBy.GROUP, program.index["a"])
     assert sentence(program, why["b"]) == "it comes after 'a' in its group's sequence"
+
+
+def test_polishing_is_both_moves_in_turn():
+    program = parse_program(GATHER)
+    captured = Order.captured(program)
+    raised = reorder_starts(program, captured, NO_LIMIT, 2).order
+    sunk = sink_waits_iterative(program, raised, NO_LIMIT, 2).order
+    polished = polish(simulate(program, captured), NO_LIMIT, sweeps=2, rounds=1)
+    assert polished.order == sunk
+    assert polished.total_ns == simulate(program, sunk).total_ns

@@ -1,4 +1,4 @@
-"""Range addition and range maximum against the plain array."""
+"""Adding to ranges, and what is above a value in them, against the plain array."""
 
 import random
 
@@ -19,12 +19,20 @@ def test_it_agrees_with_the_plain_array(rng: random.Random, values: list[int]):
             curve.add(low, high, amount)
             values[low : high + 1] = [value + amount for value in values[low : high + 1]]
         else:
-            assert curve.maximum(low, high) == max(values[low : high + 1])
+            value = rng.randint(0, 60)
+            above = [k for k in range(low, high + 1) if values[k] > value]
+            assert curve.last_above(low, high, value) == max(above, default=-1)
 
 
 def test_ranges_outside_are_empty():
     curve = RangeAddMax([1, 2])
     curve.add(5, 9, 100)
-    assert curve.maximum(3, 7) == 0
-    assert curve.maximum(1, 0) == 0
-    assert curve.maximum(-5, 5) == 2
+    assert curve.last_above(3, 7, 0) == -1
+    assert curve.last_above(1, 0, 0) == -1
+    assert curve.last_above(-5, 5, 1) == 1
+
+
+def test_a_copy_changes_on_its_own():
+    curve = RangeAddMax([1, 2])
+    curve.copy().add(0, 1, 5)
+    assert curve.last_above(0, 1, 2) == -1

@@ -298,8 +298,10 @@ class _Rewriting:
                     held.discard(last)
 
         for task, each in enumerate(self._program.tasks):
-            waits_for_held = any(before in held for before in self._program.predecessors[task])
-            if task in self._parts:
+            waits_for_held = not held.isdisjoint(self._program.predecessors[task])
+            if not waits_for_held and task not in self._parts and task not in self._bucket_of:
+                order.append((task, ""))
+            elif task in self._parts:
                 for before in self._program.predecessors[task]:
                     if before in held:
                         release(before)
@@ -327,11 +329,11 @@ class _Rewriting:
         if role == "start":
             return self._parts[old].start
         if role == "wait":
-            return replace(self._parts[old].wait, start=place[old, "start"])
+            return self._parts[old].wait.awaiting(place[old, "start"])
         task = self._unpacks.get(old) or self._program.tasks[old]
         start = -1 if task.start < 0 else place[self._key(task.start)]
         if not any(buffer in self._shares for buffer in task.reads):
-            return task if start == task.start else replace(task, start=start)
+            return task.awaiting(start)
         reads = tuple(dict.fromkeys(self._shares.get(b, b) for b in task.reads))
         return replace(task, start=start, reads=reads)
 
@@ -346,19 +348,20 @@ class _Rewriting:
             if known is None or kind.strength > known.kind.strength:
                 strongest[dst, src] = Hazard(src, dst, kind, buffer)
 
+        begins = {old: place[self._key(old)] for old in range(len(self._program))}
+        ends = begins | {start: place[start, "pack"] for start in self._parts}
         for hazard in self._program.hazards:
             if hazard.src in self._parts and self._bucket_of.get(hazard.dst) == hazard.src:
                 continue  # through the new wait
-            src = place[self._key(hazard.src)]
-            into = (hazard.dst, "pack") if hazard.dst in self._parts else (hazard.dst, "")
+            src, into = begins[hazard.src], ends[hazard.dst]
             buffer = self._shares.get(hazard.buffer, hazard.buffer)
             if buffer == hazard.buffer:
-                add(src, place[into], hazard.kind, buffer)
+                add(src, into, hazard.kind, buffer)
             else:  # a reader of what is now a view: it follows the view, and reads what has landed
-                add(src, place[into], HazardKind.RAW)
+                add(src, into, HazardKind.RAW)
                 whole = self._bucket_of.get(hazard.src, -1)
                 if whole >= 0:
-                    add(place[whole, "wait"], place[into], HazardKind.RAW, buffer)
+                    add(place[whole, "wait"], into, HazardKind.RAW, buffer)
         for start, parts in self._parts.items():
             pack, landed = place[start, "pack"], parts.landed
             begun, wait = place[start, "start"], place[start, "wait"]

@@ -10,9 +10,10 @@ by size.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heappop, heappush
 from typing import Literal
 
 from undertow.program import Collective, CollectiveKind, Hazard, Join, Kind, Program, Task
@@ -123,11 +124,14 @@ def _is_in_place(task: Task) -> bool:
 
 
 def propose(
-    program: Program, most_nbytes: dict[Key, int], keys: Keys | None = None
+    program: Program,
+    most_nbytes: dict[Key, int],
+    keys: Keys | None = None,
+    before: dict[int, int] | None = None,
 ) -> list[Bucket]:
     """Buckets of neighbours in captured order, each up to its key's size and of independent
-    members."""
-    before = _starts_before(program)
+    members. `before` is what `starts_before` found, where it was asked already."""
+    before = starts_before(program) if before is None else before
     open_buckets: dict[Key, list[int]] = {}
     filled: dict[Key, int] = {}
     found: list[tuple[Key, list[int]]] = []
@@ -153,15 +157,17 @@ def propose(
     ]
 
 
-def styles(program: Program) -> list[Style]:
-    """The ways to merge that make a difference, those to try first in front."""
-    usual, saving = keys_in(program, "usual"), keys_in(program, "saving")
+def styles(program: Program, keys: Callable[[Style], Keys] | None = None) -> list[Style]:
+    """The ways to merge that make a difference, those to try first in front. `keys` knows those of
+    a style, where they have been found already."""
+    of_style = keys or partial(keys_in, program)
+    usual, saving = of_style("usual"), of_style("saving")
     found: list[Style] = ["usual"]
-    if keys_in(program, "coalesced") != usual:
+    if of_style("coalesced") != usual:
         found.insert(0, "coalesced")
     if saving != usual:
         found.append("saving")
-    if keys_in(program, "mixed") != saving:
+    if of_style("mixed") != saving:
         found.append("mixed")
     return found
 
@@ -224,7 +230,7 @@ def _nbytes(program: Program, start: int) -> int:
     return work.nbytes or 0
 
 
-def _starts_before(program: Program) -> dict[int, int]:
+def starts_before(program: Program) -> dict[int, int]:
     """Per start, the set of starts that it depends on, as bits in captured order.
 
     Sets are dropped once all successors have seen them, so that few are held at a time.
@@ -236,14 +242,15 @@ def _starts_before(program: Program) -> dict[int, int]:
     for task, sources in enumerate(program.predecessors):
         bits = 0
         for source in sources:
-            bits |= seen[source] | bit_of.get(source, 0)
+            bits |= seen[source]
             waiting[source] -= 1
             if waiting[source] == 0:
                 del seen[source]
-        if waiting[task]:
-            seen[task] = bits
         if task in bit_of:
             found[task] = bits
+            bits |= bit_of[task]
+        if waiting[task]:
+            seen[task] = bits
     return found
 
 
@@ -263,25 +270,26 @@ def _leaders(program: Program, buckets: Sequence[Bucket]) -> list[int]:
 
 def _contracted_order(program: Program, leader: list[int]) -> tuple[list[int], set[int]]:
     """The captured order adapted to the buckets, and the members of buckets that close a cycle."""
-    missing: dict[int, int] = dict.fromkeys(leader, 0)
-    after: dict[int, list[int]] = {}
+    missing = [0] * len(program)
+    after: list[list[int]] = [[] for _ in leader]
     for target, sources in enumerate(program.predecessors):
         into = leader[target]
         for source in sources:
-            if leader[source] != into:
+            first = leader[source]
+            if first != into:
                 missing[into] += 1
-                after.setdefault(leader[source], []).append(into)
-    ready = [task for task, count in missing.items() if count == 0]
-    heapq.heapify(ready)
+                after[first].append(into)
+    ready = [task for task, first in enumerate(leader) if first == task and not missing[task]]
+    leaders = sum([first == task for task, first in enumerate(leader)])
     order = []
     while ready:
-        task = heapq.heappop(ready)
+        task = heappop(ready)
         order.append(task)
-        for target in after.get(task, ()):
+        for target in after[task]:
             missing[target] -= 1
-            if missing[target] == 0:
-                heapq.heappush(ready, target)
-    if len(order) == len(missing):
+            if not missing[target]:
+                heappush(ready, target)
+    if len(order) == leaders:
         return order, set()
     placed = set(order)
     return order, {t for t, first in enumerate(leader) if first != t and first not in placed}
@@ -294,25 +302,23 @@ def _rebuild(
     order: list[int],
     reprice: Reprice,
 ) -> Merged:
-    place = {task: k for k, task in enumerate(order)}
-    members: dict[int, list[int]] = {}
+    place = [0] * len(program)
+    for position, old in enumerate(order):
+        place[old] = position
+    now_at = [place[first] for first in leader]
+    merged: dict[int, list[int]] = {}
     for member, first in enumerate(leader):
-        members.setdefault(first, []).append(member)
+        if member != first:
+            merged.setdefault(first, [first]).append(member)
+    members = {first: sorted(found) for first, found in merged.items()}
     tasks: list[Task] = []
     for old in order:
         task = program.tasks[old]
-        if len(members[old]) > 1:
+        if old in members:
             task = _merged_start(program, members[old])
         elif task.start >= 0:
-            task = replace(task, start=place[leader[task.start]])
+            task = task.awaiting(now_at[task.start])
         tasks.append(task)
-    strongest: dict[tuple[int, int], Hazard] = {}
-    for hazard in program.hazards:
-        src, dst = place[leader[hazard.src]], place[leader[hazard.dst]]
-        if src != dst:
-            known = strongest.get((dst, src))
-            if known is None or hazard.kind.strength > known.kind.strength:
-                strongest[dst, src] = Hazard(src, dst, hazard.kind, hazard.buffer)
     copied = []
     for bucket in buckets:
         old = program.index[bucket.members[0]]
@@ -324,12 +330,29 @@ def _rebuild(
     whole = replace(
         program,
         tasks=tuple(tasks),
-        hazards=tuple(strongest[pair] for pair in sorted(strongest)),
+        hazards=_moved_hazards(program.hazards, now_at),
     )
-    origins = [tuple(members[old]) for old in order]
+    origins = [tuple(members[old]) if old in members else (old,) for old in order]
     if not copied:
         return Merged(whole, buckets, tuple(origins))
     return _with_copies(program, Merged(whole, buckets, tuple(origins)), copied, reprice)
+
+
+def _moved_hazards(hazards: Sequence[Hazard], now_at: list[int]) -> tuple[Hazard, ...]:
+    """Between the tasks that now stand for those of old: of each pair the strongest."""
+    moved = [
+        (now_at[dst], now_at[src], -kind.strength, k)
+        for k, (src, dst, kind, _) in enumerate(hazards)
+        if now_at[src] != now_at[dst]
+    ]
+    moved.sort()
+    found = []
+    last = (-1, -1)
+    for dst, src, _, k in moved:
+        if (dst, src) != last:
+            last = (dst, src)
+            found.append(Hazard(src, dst, hazards[k].kind, hazards[k].buffer))
+    return tuple(found)
 
 
 def _with_copies(

@@ -6,6 +6,7 @@ for a Program and for its fold, so that recipes can be tried on the small one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from undertow.program import (
@@ -14,22 +15,25 @@ from undertow.program import (
     Program,
     Timeline,
     liveness,
-    renumbered,
     simulate,
 )
 from undertow.program.model import IntArray
 from undertow.schedule.buckets import (
     Bucket,
     Key,
+    Keys,
     Merged,
     Reprice,
     Style,
     keys_in,
     merge,
     propose,
+    starts_before,
+    styles,
 )
-from undertow.schedule.construct import Facts, Policy, construct
+from undertow.schedule.construct import Built, Policy, construct
 from undertow.schedule.delay import delayed_order
+from undertow.schedule.facts import Facts
 from undertow.schedule.limits import peak_in_flight
 
 _LARGEST_NBYTES = 2 << 30
@@ -79,11 +83,11 @@ class Candidate:
         """What the step takes; of a fold, what the whole step would take."""
         if bounds.stands_for is None:
             return self.timeline.total_ns
-        exposed = self.timeline.exposed
-        starts = self.merged.program.starts
+        exposed: list[int] = self.timeline.exposed.tolist()
         weighted = sum(
-            int(exposed[start]) * max(int(bounds.stands_for[i]) for i in self.merged.origins[start])
-            for start in starts
+            exposed[start] * max(int(bounds.stands_for[i]) for i in self.merged.origins[start])
+            for start in self.merged.program.starts
+            if exposed[start]
         )
         tasks = self.merged.program.tasks
         for copies in self.merged.copies:
@@ -109,43 +113,91 @@ class Bases:
     def __init__(self, merged: Merged) -> None:
         self.merged = merged
         self._captured = Facts(merged.program)
-        self._delayed: tuple[Facts, Order] | None = None
+        self._delayed: Facts | None = None
+        self._built: list[tuple[Bounds, Built, Candidate]] = []
 
     def candidate(self, policy: Policy, bounds: Bounds) -> Candidate:
         """The schedule that `policy` constructs."""
-        order = self._order(policy, bounds)
-        return Candidate(self.merged, order, simulate(self.merged.program, order))
+        for known_bounds, built, known in self._built:
+            if known_bounds is bounds and built.is_same_for(policy):
+                return known
+        facts = self._delayed_facts() if policy.delays else self._captured
+        made = construct(facts, policy, bounds.peak_nbytes, bounds.in_flight_nbytes)
+        timeline = simulate(self.merged.program, made.order)
+        found = Candidate(self.merged, made.order, timeline)
+        self._built.append((bounds, made, found))
+        return found
 
-    def _order(self, policy: Policy, bounds: Bounds) -> Order:
-        limits = bounds.peak_nbytes, bounds.in_flight_nbytes
-        if not policy.delays:
-            return construct(self._captured, policy, *limits)
+    def _delayed_facts(self) -> Facts:
         if self._delayed is None:
-            base = delayed_order(self._captured)
-            self._delayed = Facts(renumbered(self._captured.program, base)), base
-        facts, base = self._delayed
-        found = construct(facts, policy, *limits)
-        return Order(tuple(base.tasks[task] for task in found.tasks))
+            self._delayed = self._captured.in_order(delayed_order(self._captured))
+        return self._delayed
 
 
-def fitted(
-    program: Program, buckets: list[Bucket], reprice: Reprice | None, policy: Policy, bounds: Bounds
-) -> list[tuple[Candidate, Bases]]:
-    """A schedule with these buckets; where it does not fit, without those alive at the peak, until
-    it does. All tries, the last of which counts."""
-    tries: list[tuple[Candidate, Bases]] = []
-    for _ in range(_REPAIRS + 1):
-        merged = merge(program, buckets, reprice) if buckets and reprice else alone(program)
-        bases = Bases(merged)
-        candidate = bases.candidate(policy, bounds)
-        tries.append((candidate, bases))
-        if candidate.rank(bounds)[0] == 0:
-            break
-        kept = _without_those_at_peak(candidate)
-        if len(kept) == len(merged.buckets):
-            break
-        buckets = kept
-    return tries
+class Workshop:
+    """Makes candidates of one Program; what several of them start from is made once."""
+
+    def __init__(self, program: Program, reprice: Reprice | None, bounds: Bounds) -> None:
+        self.program, self.reprice, self.bounds = program, reprice, bounds
+        self._before: dict[int, int] | None = None
+        self._keys: dict[Style, Keys] = {}
+        self._bases: dict[tuple[Bucket, ...], Bases] = {}
+
+    def styles(self) -> list[Style]:
+        """The ways to merge that make a difference, those to try first in front."""
+        return styles(self.program, self.keys)
+
+    def keys(self, style: Style) -> Keys:
+        if style not in self._keys:
+            self._keys[style] = keys_in(self.program, style)
+        return self._keys[style]
+
+    def bases(self, buckets: Sequence[Bucket]) -> Bases:
+        """For the Program with these buckets."""
+        key = tuple(buckets)
+        if key not in self._bases:
+            made = alone(self.program)
+            if buckets and self.reprice is not None:
+                made = merge(self.program, buckets, self.reprice)
+            self._bases[key] = Bases(made)
+        return self._bases[key]
+
+    def by_recipe(self, recipe: Recipe) -> Candidate:
+        """The schedule that a recipe makes."""
+        return self.fitted(self.bucketing(recipe), recipe.policy)[-1][0]
+
+    def fitted(self, buckets: Sequence[Bucket], policy: Policy) -> list[tuple[Candidate, Bases]]:
+        """A schedule with these buckets; where it does not fit, without those alive at the peak,
+        until it does. All tries, the last of which counts."""
+        tries: list[tuple[Candidate, Bases]] = []
+        for _ in range(_REPAIRS + 1):
+            bases = self.bases(buckets)
+            candidate = bases.candidate(policy, self.bounds)
+            tries.append((candidate, bases))
+            if candidate.rank(self.bounds)[0] == 0:
+                break
+            kept = _without_those_at_peak(candidate)
+            if len(kept) == len(bases.merged.buckets):
+                break
+            buckets = kept
+        return tries
+
+    def bucketing(self, recipe: Recipe) -> list[Bucket]:
+        """Buckets so large that latency is at most this share of their time; none for share 0."""
+        if self.reprice is None or not recipe.latency_permille:
+            return []
+        keys = self.keys(recipe.style)
+        examples: dict[Key, int] = {}
+        for start, key in keys.items():
+            if key is not None:
+                examples.setdefault(key, start)
+        sizes = {
+            key: _size_for(self.program, start, recipe.latency_permille, self.reprice)
+            for key, start in examples.items()
+        }
+        if self._before is None:
+            self._before = starts_before(self.program)
+        return propose(self.program, sizes, keys, self._before)
 
 
 def _without_those_at_peak(candidate: Candidate) -> list[Bucket]:
@@ -157,22 +209,6 @@ def _without_those_at_peak(candidate: Candidate) -> list[Bucket]:
         for bucket in candidate.merged.buckets
         if not any(alive[b] for b in program.tasks[program.index[bucket.members[0]]].writes)
     ]
-
-
-def bucketing(program: Program, recipe: Recipe, reprice: Reprice | None) -> list[Bucket]:
-    """Buckets so large that latency is at most this share of their time; none for share 0."""
-    if reprice is None or not recipe.latency_permille:
-        return []
-    keys = keys_in(program, recipe.style)
-    examples: dict[Key, int] = {}
-    for start, key in keys.items():
-        if key is not None:
-            examples.setdefault(key, start)
-    sizes = {
-        key: _size_for(program, start, recipe.latency_permille, reprice)
-        for key, start in examples.items()
-    }
-    return propose(program, sizes, keys)
 
 
 def _size_for(program: Program, start: int, permille: int, reprice: Reprice) -> int:

@@ -9,15 +9,14 @@ captured order would have to stand still, later ones within a window go first.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import compress
 
-from undertow.program import Kind, Lifetime, Order, Program, profile_memory
-from undertow.schedule.limits import in_flight_nbytes
-from undertow.schedule.range_max import RangeAddMax
+from undertow.program import Kind, Order
+from undertow.schedule.facts import Facts
 
 _NEVER = 1 << 62
-_CHEAP_SHARE = 4  # a task that only serves a collective moves with it if it takes a quarter or less
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,91 +28,87 @@ class Policy:
     delays: bool = False  # put independent work behind the collectives that compute waits for
 
 
-class Facts:
-    """What a construction needs to know of a Program, whatever the policy: found once."""
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An order, and which other policies would have built the same."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.is_last = _last_in_line(program)
-        self.releases = _releases(program)
-        self.unit_of = _serving_units(program, self.releases)
-        self.units: dict[int, list[int]] = {start: [] for start in program.starts}
-        for task, start in enumerate(self.unit_of):
-            if start >= 0:
-                self.units[start].append(task)
-        self.compute_before = _compute_before(program)
-        self.first_use = _first_uses(program, self.is_last)
-        self.latest = self._latest_begins()
-        self.base = _live_by_position(program)
+    order: Order
+    policy: Policy
+    reach_ns: int  # how much compute before its first use a collective was started at most
+    was_held: bool  # the window kept a task that was ready from going first
 
-    def _latest_begins(self) -> dict[int, int]:
-        """Per start whose result takes memory, how much compute may be done before it must begin,
-        if those that are used later on its stream are to be in time too."""
-        tasks = self.program.tasks
-        takers = [start for start in self.program.starts if self.releases[start] < 0]
-        takers.sort(key=lambda start: (self.first_use[start], start), reverse=True)
-        latest: dict[int, int] = {}
-        next_begins: dict[int, int] = {}
-        for start in takers:
-            stream = tasks[start].stream
-            deadline = self.compute_before[self.first_use[start]]
-            begin = min(deadline, next_begins.get(stream, deadline)) - tasks[start].ns
-            latest[start] = next_begins[stream] = begin
-        return latest
+    def is_same_for(self, policy: Policy) -> bool:
+        """Whether `policy`, which differs in horizon or window alone, would change nothing."""
+        mine = self.policy
+        if policy.delays != mine.delays or policy.window < mine.window:
+            return False
+        is_near = self.reach_ns <= policy.horizon_ns <= mine.horizon_ns
+        return is_near and (policy.window == mine.window or not self.was_held)
 
 
 def construct(
     facts: Facts, policy: Policy, limit_nbytes: int | None, in_flight_nbytes: int | None = None
-) -> Order:
+) -> Built:
     """A legal order made by `policy`. It tries to stay within the limits; the caller checks."""
-    return _Construction(facts, policy, limit_nbytes, in_flight_nbytes).run()
+    made = _Construction(facts, policy, limit_nbytes, in_flight_nbytes)
+    tasks = facts.base_order.tasks
+    order = Order(tuple([tasks[position] for position in made.run()]))
+    return Built(order, policy, made.reach, made.was_held)
 
 
 class _Construction:
+    """The state of one construction. Tasks are named by their position in the base order."""
+
     def __init__(
         self, facts: Facts, policy: Policy, limit: int | None, in_flight_limit: int | None
     ) -> None:
-        program = facts.program
-        self.facts, self.program, self.policy = facts, program, policy
+        program, count = facts.program, len(facts.kinds)
+        self.facts, self.policy = facts, policy
+        self.kinds, self.ns, self.touches = facts.kinds, facts.ns, facts.touches
+        self.nbytes, self.stays = facts.nbytes, program.stays
         self.limit, self.in_flight_limit = limit, in_flight_limit
         self.in_flight = 0
         self.landed: set[int] = set()
         self.order: list[int] = []
-        self.is_placed = [False] * len(program)
-        self.missing = [len(before) for before in program.predecessors]
-        self.unit_missing = _unit_missing(facts)
-        self.now = self.progress = 0
+        self.missing = facts.missing[:]
+        self.unit_missing = dict(facts.entering)
+        self.now = self.progress = self.reach = 0
+        self.was_held = False
         self.free = [0] * len(program.streams)  # when each group's stream is free
-        self.lands = [0] * len(program)  # when each started collective is done
-        self.ready: list[int] = []  # compute, views and host tasks; a heap by captured position
+        self.lands = [0] * count  # when each started collective is done
+        self.ready: list[int] = []  # compute, views and host tasks; a heap
         self.blocked: list[tuple[int, int]] = []  # (landing, wait); a heap
         self.takers: dict[int, list[tuple[int, int]]] = {}  # stream -> heap of (deadline, start)
         self.givers: dict[int, list[int]] = {}  # stream -> heap of starts that free what they take
         self.extra: dict[int, int] = {}  # startable taker -> the bytes that it would allocate
-        self.streams = sorted({program.tasks[start].stream for start in program.starts})
+        self.no_room_until: dict[int, int] = {}  # taker -> up to where there is none for it
+        self.streams = sorted({facts.streams[start] for start in facts.starts})
         for stream in self.streams:
             self.takers[stream], self.givers[stream] = [], []
-        self.oldest = 0  # first captured position that is not placed and not part of a unit
+        self.oldest = 0  # first position that is not placed and not moved by a start
+        self.is_passed = [
+            kind is Kind.WAIT or unit >= 0 or last
+            for kind, unit, last in zip(facts.kinds, facts.unit_of, facts.is_last, strict=True)
+        ]  # placed, or nothing is late if it is: it comes with a start, or nothing follows it
         self.is_alive = list(program.there_before)
-        self.live = sum(
-            buffer.nbytes
-            for buffer, there in zip(program.buffers, program.there_before, strict=True)
-            if there
-        )
-        self.uses = [0] * len(program.buffers)
-        for buffers in program.touches:
-            for buffer in buffers:
-                self.uses[buffer] += 1
-        self.ahead = RangeAddMax(facts.base) if limit is not None else None
-        for task, count in enumerate(self.missing):
-            if count == 0:
+        self.live = sum(compress(facts.nbytes, program.there_before))
+        self.uses = facts.uses[:]
+        self.ahead = facts.live.copy() if limit is not None else None
+        for task, edges in enumerate(self.missing):
+            if edges == 0:
                 self._becomes_ready(task)
-        for start, count in self.unit_missing.items():
-            if count == 0:
+        for start, edges in self.unit_missing.items():
+            if edges == 0:
                 self._becomes_startable(start)
 
-    def run(self) -> Order:
-        while self._land() < len(self.program):
+    def run(self) -> list[int]:
+        """Positions in the order that was built."""
+        count = len(self.kinds)
+        while True:
+            while self.blocked and self.blocked[0][0] <= self.now:  # these waits cost nothing
+                self._place(heappop(self.blocked)[1])
+            if len(self.order) == count:
+                return self.order
             task = self._next_compute()
             if task is None:
                 placed = len(self.order)
@@ -121,45 +116,35 @@ class _Construction:
                 if len(self.order) == placed:
                     self._stand_still()
                 continue
-            self._start_what_fits(self.program.tasks[task].ns)
+            self._start_what_fits(self.ns[task])
             task = self.ready[0]  # what was started may have made an earlier one ready
-            if self.program.tasks[task].kind is not Kind.VIEW and self._over_limit(task):
+            if self._over_limit(task):
                 self._stand_still()
                 continue
-            heapq.heappop(self.ready)
+            heappop(self.ready)
             self._place(task)
-        return Order(tuple(self.order))
 
     # -- what comes next ---------------------------------------------------------------------------
 
-    def _land(self) -> int:
-        """Place the waits of all collectives that are done by now; how many tasks are placed."""
-        while self.blocked and self.blocked[0][0] <= self.now:
-            self._place(heapq.heappop(self.blocked)[1])
-        return len(self.order)
-
     def _next_compute(self) -> int | None:
-        """The first task in captured order that is ready, if the window lets it go first."""
-        while self.oldest < len(self.program) and (
-            self.is_placed[self.oldest] or self._is_moved_by_start(self.oldest)
-        ):
-            self.oldest += 1
-        if not self.ready or self.ready[0] > self.oldest + self.policy.window:
+        """The first task that is ready, if the window lets it go first."""
+        oldest, is_passed = self.oldest, self.is_passed
+        while oldest < len(is_passed) and is_passed[oldest]:
+            oldest += 1
+        self.oldest = oldest
+        if not self.ready:
+            return None
+        if self.ready[0] > oldest + self.policy.window:
+            self.was_held = True
             return None
         return self.ready[0]
-
-    def _is_moved_by_start(self, task: int) -> bool:
-        """Whether nothing is late if this task is: it comes with a start, or nothing follows it."""
-        if self.facts.unit_of[task] >= 0 or self.facts.is_last[task]:
-            return True
-        return self.program.tasks[task].kind is Kind.WAIT
 
     def _stand_still(self) -> None:
         """Nothing can run: wait for a collective, or start the one that is needed first."""
         if self.blocked:
             needed = min(self.blocked, key=self._urgency)
             self.blocked.remove(needed)
-            heapq.heapify(self.blocked)
+            heapify(self.blocked)
             self.now = max(self.now, needed[0])
             self._place(needed[1])
             return
@@ -167,25 +152,28 @@ class _Construction:
         if start is not None:
             self._start(start)
         else:  # memory is short and nothing in flight would free any: go on over the limit
-            self._place(heapq.heappop(self.ready))
+            self._place(heappop(self.ready))
 
     def _first_needed(self) -> int | None:
         """The startable collective whose result is used first, whatever memory says."""
         heaps = [heap for heap in self.takers.values() if heap]
         if heaps:
-            return heapq.heappop(min(heaps))[1]
+            return heappop(min(heaps))[1]
         queues = [heap for heap in self.givers.values() if heap]
-        return heapq.heappop(min(queues)) if queues else None
+        return heappop(min(queues)) if queues else None
 
     def _urgency(self, entry: tuple[int, int]) -> tuple[int, int]:
         """Of a blocked wait: where its result is first used, then its own place."""
-        return self.facts.first_use[self.program.tasks[entry[1]].start], entry[1]
+        return self.facts.first_use[self.facts.awaited[entry[1]]], entry[1]
 
     def _over_limit(self, task: int) -> bool:
         """Whether this task does not fit while something in flight would make room."""
-        if self.limit is None or self.live + self._needs(task) <= self.limit:
+        if self.limit is None or self.kinds[task] is Kind.VIEW:
             return False
-        return any(self.facts.releases[self.program.tasks[w].start] > 0 for _, w in self.blocked)
+        if self.live + self._needs(task) <= self.limit:
+            return False
+        releases, awaited = self.facts.releases, self.facts.awaited
+        return any(releases[awaited[wait]] > 0 for _, wait in self.blocked)
 
     # -- collectives -------------------------------------------------------------------------------
 
@@ -193,42 +181,55 @@ class _Construction:
         """Start collectives that could begin before the next compute task ends."""
         until = self.now + next_ns
         for stream in self.streams:
-            while self.free[stream] <= until:
-                start = self._choose(stream, next_ns)
+            takers, givers = self.takers[stream], self.givers[stream]
+            while (takers or givers) and self.free[stream] <= until:
+                start = self._choose(takers, givers, next_ns)
                 if start is None:
                     break
                 self._start(start)
 
-    def _choose(self, stream: int, next_ns: int) -> int | None:
+    def _choose(self, takers: list[tuple[int, int]], givers: list[int], next_ns: int) -> int | None:
         """Which collective a free stream takes next: one that would come late otherwise, then one
         that frees memory, then one that is used later."""
-        takers, givers = self.takers[stream], self.givers[stream]
         taker = takers[0][1] if takers and self._may_take(*takers[0]) else None
         if givers and self._may_fly(givers[0]):
-            giver_ns = self.program.tasks[givers[0]].ns
-            soon = self.progress + next_ns + giver_ns
+            soon = self.progress + next_ns + self.ns[givers[0]]
             if taker is None or self.facts.latest[taker] > soon:
-                return heapq.heappop(givers)
-        return None if taker is None else heapq.heappop(takers)[1]
+                return heappop(givers)
+        return None if taker is None else heappop(takers)[1]
 
     def _may_take(self, deadline: int, start: int) -> bool:
         """Whether a collective whose result takes memory is near enough and fits."""
-        if deadline - self.progress > self.policy.horizon_ns or not self._may_fly(start):
+        distance = deadline - self.progress
+        if distance > self.policy.horizon_ns or not self._may_fly(start):
             return False
-        if self.limit is None or self.ahead is None:
-            return True
+        if self.limit is not None and not self._has_room(start, self.limit):
+            return False
+        self.reach = max(self.reach, distance)
+        return True
+
+    def _has_room(self, start: int, limit: int) -> bool:
+        """Whether all that will be alive until the result is used fits, with the result."""
+        if self.oldest <= self.no_room_until.get(start, -1):
+            return False  # what lies ahead only ever grows
         extra = self.extra[start]
-        if self.live + extra > self.limit:
+        if self.live + extra > limit:
             return False
-        return self.ahead.maximum(self.oldest, self._before(start)) + extra <= self.limit
+        assert self.ahead is not None
+        until = self.ahead.last_above(self.oldest, self._before(start), limit - extra)
+        self.no_room_until[start] = until
+        return until < 0
 
     def _may_fly(self, start: int) -> bool:
         if self.in_flight_limit is None:
             return True
-        return self.in_flight + in_flight_nbytes(self.program, start) <= self.in_flight_limit
+        return self.in_flight + self._held_by(start) <= self.in_flight_limit
+
+    def _held_by(self, start: int) -> int:
+        return sum([self.nbytes[buffer] for buffer in self.touches[start]])
 
     def _before(self, start: int) -> int:
-        """The last captured position at which the captured order has not made its result yet."""
+        """The last position at which the base order has not made its result yet."""
         return self.facts.units[start][0] - 1
 
     def _start(self, start: int) -> None:
@@ -240,160 +241,60 @@ class _Construction:
     # -- placing -------------------------------------------------------------------------------
 
     def _needs(self, task: int) -> int:
-        return sum(
-            self.program.buffers[buffer].nbytes
-            for buffer in self.program.touches[task]
-            if not self.is_alive[buffer]
-        )
+        nbytes, is_alive = self.nbytes, self.is_alive
+        return sum([nbytes[buffer] for buffer in self.touches[task] if not is_alive[buffer]])
 
     def _unit_needs(self, start: int) -> int:
-        return sum(self._needs(task) for task in self.facts.units[start])
+        return sum([self._needs(task) for task in self.facts.units[start]])
 
     def _place(self, index: int) -> None:
-        task = self.program.tasks[index]
+        facts, kind = self.facts, self.kinds[index]
         self.order.append(index)
-        self.is_placed[index] = True
+        self.is_passed[index] = True
         self._account(index)
-        if task.kind is Kind.COMPUTE:
-            self.now += task.ns
-            self.progress += task.ns
-        elif task.kind is Kind.START:
-            begin = max(self.now, self.free[task.stream])
-            self.lands[index] = self.free[task.stream] = begin + task.ns
-            self.in_flight += in_flight_nbytes(self.program, index)
-        elif task.kind is Kind.WAIT and task.start not in self.landed:
-            self.landed.add(task.start)
-            self.in_flight -= in_flight_nbytes(self.program, task.start)
-        unit_of = self.facts.unit_of
-        for after in self.program.successors[index]:
-            self.missing[after] -= 1
-            if self.missing[after] == 0:
+        if kind is Kind.COMPUTE:
+            self.now += self.ns[index]
+            self.progress += self.ns[index]
+        elif kind is Kind.START:
+            stream = facts.streams[index]
+            begin = max(self.now, self.free[stream])
+            self.lands[index] = self.free[stream] = begin + self.ns[index]
+            self.in_flight += self._held_by(index)
+        elif kind is Kind.WAIT and (start := facts.awaited[index]) not in self.landed:
+            self.landed.add(start)
+            self.in_flight -= self._held_by(start)
+        unit_of, missing, mine = facts.unit_of, self.missing, facts.unit_of[index]
+        for after in facts.successors[index]:
+            left = missing[after] = missing[after] - 1
+            if left == 0:
                 self._becomes_ready(after)
             start = unit_of[after]
-            if start >= 0 and start != unit_of[index]:
-                self.unit_missing[start] -= 1
-                if self.unit_missing[start] == 0:
+            if start >= 0 and start != mine:
+                left = self.unit_missing[start] = self.unit_missing[start] - 1
+                if left == 0:
                     self._becomes_startable(start)
 
     def _account(self, index: int) -> None:
-        for buffer in self.program.touches[index]:
-            if not self.is_alive[buffer]:
-                self.is_alive[buffer] = True
-                self.live += self.program.buffers[buffer].nbytes
-        for buffer in self.program.touches[index]:
-            self.uses[buffer] -= 1
-            if self.uses[buffer] == 0 and not self.program.stays[buffer]:
-                self.live -= self.program.buffers[buffer].nbytes
+        nbytes, is_alive, uses = self.nbytes, self.is_alive, self.uses
+        for buffer in self.touches[index]:
+            if not is_alive[buffer]:
+                is_alive[buffer] = True
+                self.live += nbytes[buffer]
+            left = uses[buffer] = uses[buffer] - 1
+            if left == 0 and not self.stays[buffer]:
+                self.live -= nbytes[buffer]
 
     def _becomes_ready(self, index: int) -> None:
-        task = self.program.tasks[index]
-        if task.kind is Kind.WAIT:
-            heapq.heappush(self.blocked, (self.lands[task.start], index))
+        if self.kinds[index] is Kind.WAIT:
+            heappush(self.blocked, (self.lands[self.facts.awaited[index]], index))
         elif self.facts.unit_of[index] < 0:
-            heapq.heappush(self.ready, index)
+            heappush(self.ready, index)
 
     def _becomes_startable(self, start: int) -> None:
-        stream = self.program.tasks[start].stream
-        if self.facts.releases[start] >= 0:
-            heapq.heappush(self.givers[stream], start)
+        facts, stream = self.facts, self.facts.streams[start]
+        if facts.releases[start] >= 0:
+            heappush(self.givers[stream], start)
         else:
-            deadline = self.facts.compute_before[self.facts.first_use[start]]
+            deadline = facts.compute_before[facts.first_use[start]]
             self.extra[start] = self._unit_needs(start)
-            heapq.heappush(self.takers[stream], (deadline, start))
-
-
-# -- facts ---------------------------------------------------------------------------------------
-
-
-def _serving_units(program: Program, releases: dict[int, int]) -> list[int]:
-    """Per task, the start that it moves with: the start itself, and where its result takes memory
-    (a gather, to be prefetched) the cheap tasks that serve nothing else; -1 for all others."""
-    unit = [-1] * len(program)
-    for i in range(len(program) - 1, -1, -1):
-        task = program.tasks[i]
-        if task.kind is Kind.START:
-            unit[i] = i
-        elif task.kind in (Kind.COMPUTE, Kind.VIEW) and program.successors[i]:
-            start = unit[program.successors[i][0]]
-            if start < 0 or releases[start] >= 0:
-                continue
-            serves_it = all(unit[after] == start for after in program.successors[i])
-            if serves_it and task.ns * _CHEAP_SHARE <= program.tasks[start].ns:
-                unit[i] = start
-    return unit
-
-
-def _unit_missing(facts: Facts) -> dict[int, int]:
-    """Per start, how many edges come into its unit from outside."""
-    missing = dict.fromkeys(facts.program.starts, 0)
-    for task, start in enumerate(facts.unit_of):
-        if start >= 0:
-            before = facts.program.predecessors[task]
-            missing[start] += sum(facts.unit_of[source] != start for source in before)
-    return missing
-
-
-def _compute_before(program: Program) -> list[int]:
-    """Per captured position, the compute time before it; one more entry for the end."""
-    before, total = [], 0
-    for task in program.tasks:
-        before.append(total)
-        if task.kind is Kind.COMPUTE:
-            total += task.ns
-    return [*before, total]
-
-
-def _last_in_line(program: Program) -> list[bool]:
-    """Per task, whether no collective and no compute but such tasks follow it: what is done to a
-    gradient after its reduction, an update of the optimizer."""
-    is_last = [False] * len(program)
-    waited_for = [False] * len(program)  # some collective comes before it
-    for i, task in enumerate(program.tasks):
-        sources = program.predecessors[i]
-        waited_for[i] = task.kind is Kind.WAIT or any(waited_for[source] for source in sources)
-    for i in range(len(program) - 1, -1, -1):
-        ends = all(is_last[after] for after in program.successors[i])
-        is_last[i] = ends and waited_for[i] and program.tasks[i].kind is not Kind.START
-    return is_last
-
-
-def _first_uses(program: Program, is_last: list[bool]) -> dict[int, int]:
-    """Per start, the captured position of the first task that needs its result, looking through
-    views, what moves for free and what is last in its line; the end if nothing does."""
-    count = len(program)
-    need = [count] * count
-    for i in range(count - 1, -1, -1):
-        task = program.tasks[i]
-        nearest = min((need[after] for after in program.successors[i]), default=count)
-        is_use = task.kind in (Kind.COMPUTE, Kind.HOST) and not is_last[i]
-        need[i] = i if is_use else nearest
-    return {
-        start: min((need[wait] for wait in waits), default=count)
-        for start, waits in program.waits_of.items()
-    }
-
-
-def _releases(program: Program) -> dict[int, int]:
-    """Per start, the bytes that are freed once it is done, less those that it allocates."""
-    last_use = [-1] * len(program.buffers)
-    for i, task in enumerate(program.tasks):
-        if task.kind is not Kind.WAIT:
-            for buffer in program.touches[i]:
-                last_use[buffer] = i
-    found = {}
-    for start, waits in program.waits_of.items():
-        task = program.tasks[start]
-        made = sum(program.buffers[b].nbytes for b in task.writes if b not in task.reads)
-        freed = 0
-        for buffer in task.reads:
-            lifetime = program.buffers[buffer].lifetime
-            is_ours = lifetime in (Lifetime.INTERMEDIATE, Lifetime.DONATED) and bool(waits)
-            if is_ours and last_use[buffer] == start and buffer not in task.writes:
-                freed += program.buffers[buffer].nbytes
-        found[start] = freed - made
-    return found
-
-
-def _live_by_position(program: Program) -> list[int]:
-    during: list[int] = profile_memory(program).during.tolist()
-    return during
+            heappush(self.takers[stream], (deadline, start))

@@ -10,7 +10,7 @@ them as it takes to cover it.
 from __future__ import annotations
 
 from undertow.program import Kind, Order, Program
-from undertow.schedule.construct import Facts
+from undertow.schedule.facts import Facts
 
 
 def delayed_order(facts: Facts) -> Order:

@@ -25,14 +25,10 @@ _Sweep = Callable[[Timeline, int, Container[int] | None], tuple[Order, list[Move
 
 def reorder_starts(program: Program, order: Order, limits: Limits, sweeps: int = _SWEEPS) -> Moved:
     """Exposed collectives start earlier, as far as hazards, their group and memory allow."""
-    edges, limits = Edges(program), limits.fixed_for(program)
-
-    def sweep(
-        timeline: Timeline, steps: int, only: Container[int] | None
-    ) -> tuple[Order, list[Move], int]:
-        return raise_as_needed(timeline, limits, edges, steps, only)
-
-    return _improve(program, order, limits.steps, sweeps, sweep, Kind.START)
+    limits = limits.fixed_for(program)
+    before = simulate(program, order)
+    after, last = _improve(before, limits.steps, sweeps, _raising(program, limits))
+    return Moved(after.order, _records(after, order, last, Kind.START))
 
 
 def sink_waits_iterative(
@@ -40,19 +36,44 @@ def sink_waits_iterative(
 ) -> Moved:
     """Exposed collectives are waited for later, as far as hazards and memory allow."""
     limits = limits.fixed_for(program)
+    before = simulate(program, order)
+    after, last = _improve(before, limits.steps, sweeps, _sinking(program, limits))
+    return Moved(after.order, _records(after, order, last, Kind.WAIT))
 
+
+def polish(timeline: Timeline, limits: Limits, sweeps: int, rounds: int) -> Timeline:
+    """Both kinds of moves in turn, without a record of them."""
+    program = timeline.program
+    limits = limits.fixed_for(program)
+    for sweep in (_raising(program, limits), _sinking(program, limits)) * rounds:
+        timeline, _ = _improve(timeline, limits.steps, sweeps, sweep)
+    return timeline
+
+
+def _raising(program: Program, limits: Limits) -> _Sweep:
+    edges = Edges(program)
+
+    def sweep(
+        timeline: Timeline, steps: int, only: Container[int] | None
+    ) -> tuple[Order, list[Move], int]:
+        return raise_as_needed(timeline, limits, edges, steps, only)
+
+    return sweep
+
+
+def _sinking(program: Program, limits: Limits) -> _Sweep:
     def sweep(
         timeline: Timeline, steps: int, only: Container[int] | None
     ) -> tuple[Order, list[Move], int]:
         return sink_as_needed(program, timeline.order, limits, steps, only)
 
-    return _improve(program, order, limits.steps, sweeps, sweep, Kind.WAIT)
+    return sweep
 
 
 def _improve(
-    program: Program, order: Order, steps: int, sweeps: int, sweep: _Sweep, kind: Kind
-) -> Moved:
-    best = simulate(program, order)
+    best: Timeline, steps: int, sweeps: int, sweep: _Sweep
+) -> tuple[Timeline, dict[int, Move]]:
+    """The Timeline after some sweeps, and what the last said of each start or wait."""
     last: dict[int, Move] = {}
     for _ in range(sweeps):
         timeline, moves, used = _sweep_once(best, steps, sweep)
@@ -61,7 +82,7 @@ def _improve(
         if timeline is best:
             break
         best = timeline
-    return Moved(best.order, _records(best, order, last, kind))
+    return best, last
 
 
 def _sweep_once(best: Timeline, steps: int, sweep: _Sweep) -> tuple[Timeline, list[Move], int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from undertow.program import Collective, Kind, Program, Task, lower_bounds
+from undertow.program import Collective, Kind, Program, Task, lower_bounds, retimed
 from undertow.schedule.bucket_copies import Reprice, folded_casts
 from undertow.schedule.buckets import ways
 
@@ -37,10 +37,10 @@ def wire_only(program: Program, reprice: Reprice | None) -> Program:
     for start in program.starts:
         if "copied" in ways(program, start):  # its casts and the launch of its waits may go
             for cast in folded_casts(program, start):
-                tasks[cast] = replace(tasks[cast], ns=0, launches=False)
+                tasks[cast] = tasks[cast].timed(0, launches=False)
             for wait in program.waits_of[start]:
-                tasks[wait] = replace(tasks[wait], launches=False)
-    return replace(program, tasks=tuple(tasks))
+                tasks[wait] = tasks[wait].timed(tasks[wait].ns, launches=False)
+    return retimed(program, tuple(tasks))
 
 
 def _wire_only(program: Program, task: Task, reprice: Reprice, rates: dict[object, Rate]) -> Task:
@@ -54,4 +54,4 @@ def _wire_only(program: Program, task: Task, reprice: Reprice, rates: dict[objec
         rates[key] = (_LARGE_NBYTES, large.ns * large.load_permille // 1000)
     nbytes, ns = rates[key]
     # Merged with others it may not even cost a launch of its own.
-    return replace(task, ns=min(task.ns, work.nbytes * ns // nbytes), launches=False)
+    return task.timed(min(task.ns, work.nbytes * ns // nbytes), launches=False)

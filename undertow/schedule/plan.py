@@ -99,13 +99,12 @@ class Plan:
 
 def program_digest(program: Program) -> str:
     """What a Plan is made for: tasks, what they touch and their hazards, whatever they cost."""
-    digest = hashlib.sha256()
-    for task in program.tasks:
-        row = (task.name, task.kind.value, task.stream, task.reads, task.writes, task.start)
-        digest.update(repr(row).encode())
-    for hazard in program.hazards:
-        digest.update(f"{hazard.src},{hazard.dst},{hazard.kind.value};".encode())
-    return digest.hexdigest()[:32]
+    rows = [
+        repr((task.name, str(task.kind), task.stream, task.reads, task.writes, task.start))
+        for task in program.tasks
+    ]
+    rows += [f"{src},{dst},{kind};" for src, dst, kind, _ in program.hazards]
+    return hashlib.sha256("".join(rows).encode()).hexdigest()[:32]
 
 
 def sequence_digest(program: Program, order: Order) -> str:

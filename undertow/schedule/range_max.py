@@ -1,6 +1,12 @@
-"""An array of integers with range addition and range maximum, both in O(log n)."""
+"""An array of integers: what is above a value in a range, and adding to a range, in O(log n)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from undertow.program.model import IntArray
 
 
 class RangeAddMax:
@@ -8,17 +14,27 @@ class RangeAddMax:
 
     >>> curve = RangeAddMax([3, 1, 4])
     >>> curve.add(1, 2, 10)
-    >>> curve.maximum(0, 1), curve.maximum(0, 2)
-    (11, 14)
+    >>> curve.last_above(0, 2, 10), curve.last_above(0, 2, 11), curve.last_above(0, 1, 11)
+    (2, 2, -1)
     """
 
-    def __init__(self, values: list[int]) -> None:
+    def __init__(self, values: Sequence[int] | IntArray) -> None:
         self._count = len(values)
         self._size = 1 << max(len(values) - 1, 0).bit_length()
-        self._best = [0] * self._size + values + [0] * (self._size - len(values))
+        level = np.zeros(self._size, dtype=np.int64)
+        level[: self._count] = values
+        levels = [level]
+        while len(levels[-1]) > 1:
+            levels.append(levels[-1].reshape(-1, 2).max(axis=1))
+        self._best: list[int] = [0, *np.concatenate(levels[::-1]).tolist()]
         self._added = [0] * (2 * self._size)  # to everything below a node, not yet in its children
-        for node in range(self._size - 1, 0, -1):
-            self._best[node] = max(self._best[2 * node], self._best[2 * node + 1])
+
+    def copy(self) -> RangeAddMax:
+        """One that changes on its own."""
+        made = object.__new__(RangeAddMax)
+        made._count, made._size = self._count, self._size
+        made._best, made._added = self._best[:], self._added[:]
+        return made
 
     def add(self, low: int, high: int, amount: int) -> None:
         """Add `amount` to the positions from `low` to `high`."""
@@ -49,32 +65,34 @@ class RangeAddMax:
             best[node] = max(best[2 * node], best[2 * node + 1]) + added[node]
             node >>= 1
 
-    def maximum(self, low: int, high: int) -> int:
-        """The largest value from `low` to `high`; 0 if that is empty or all are negative."""
+    def last_above(self, low: int, high: int, value: int) -> int:
+        """The last position from `low` to `high` that has more than `value`; -1 if none has."""
         low, high = max(low, 0), min(high, self._count - 1)
         if low > high:
-            return 0
-        left, right = low + self._size, high + self._size
-        self._push_to(left)
-        self._push_to(right)
-        right += 1
-        best = 0
-        while left < right:
-            if left & 1:
-                best = max(best, self._best[left])
-                left += 1
-            if right & 1:
-                right -= 1
-                best = max(best, self._best[right])
-            left, right = left >> 1, right >> 1
-        return best
+            return -1
+        best, node = self._best, high + self._size
+        self._push_to(node)
+        while best[node] <= value:  # up, to what lies left of it
+            while not node & 1:
+                node >>= 1
+            if node <= 1:
+                return -1
+            node -= 1
+        while node < self._size:
+            self._push(node)
+            node = 2 * node + (best[2 * node + 1] > value)
+        return node - self._size if node - self._size >= low else -1
 
     def _push_to(self, leaf: int) -> None:
         """Hand down what was added at the ancestors of a leaf."""
+        added = self._added
         for shift in range(leaf.bit_length() - 1, 0, -1):
-            node = leaf >> shift
-            amount = self._added[node]
-            if amount:
-                self._apply(2 * node, amount)
-                self._apply(2 * node + 1, amount)
-                self._added[node] = 0
+            if added[leaf >> shift]:
+                self._push(leaf >> shift)
+
+    def _push(self, node: int) -> None:
+        amount = self._added[node]
+        if amount:
+            self._apply(2 * node, amount)
+            self._apply(2 * node + 1, amount)
+            self._added[node] = 0

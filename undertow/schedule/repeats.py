@@ -19,7 +19,7 @@ from undertow.program.model import IntArray
 
 _WINDOW = 32  # tasks that must look alike before a distance counts as a period; a power of two
 _PERIODS = 16  # distances that are tried as periods
-_KEPT_FIRST, _KEPT_LAST = 5, 4  # repetitions of a stretch that are kept: buckets may span some
+_KEPT_FIRST, _KEPT_LAST = 4, 3  # repetitions of a stretch that are kept: buckets may span some
 _LEAST_DROPPED_SHARE = 3  # folding pays if at least one task in so many goes
 
 
@@ -76,22 +76,22 @@ def _droppable(stretch: Stretch) -> int:
 def _looks(program: Program) -> IntArray:
     """Per task a number; tasks that look alike have the same."""
     number: dict[tuple[object, ...], int] = {}
-    buffers = program.buffers
-    looks = (
+    nbytes = [buffer.nbytes for buffer in program.buffers]
+    looks = [
         number.setdefault(
             (
                 task.kind,
                 task.stream,
                 task.ns,
-                task.work.nbytes if isinstance(task.work, Collective) else None,
-                sum(buffers[b].nbytes for b in task.writes),
+                work.nbytes if isinstance(work := task.work, Collective) else None,
+                sum([nbytes[b] for b in task.writes]),
                 len(task.reads),
             ),
             len(number),
         )
         for task in program.tasks
-    )
-    return np.fromiter(looks, np.int64, len(program))
+    ]
+    return np.array(looks, dtype=np.int64)
 
 
 def _stretches(looks: IntArray) -> Iterator[Stretch]:
@@ -150,36 +150,45 @@ class _Fold:
     def _buffer_stand_ins(self) -> list[int]:
         """Per buffer, the one that stands for it: at the same place among those that the stand-in
         of the first task that touches it touches."""
+        tasks = self.program.tasks
         found = list(range(len(self.program.buffers)))
         is_seen = [False] * len(found)
         for task, other in enumerate(self.stand_in):
-            touched = self.program.tasks[task].writes, self.program.tasks[task].reads
-            others = self.program.tasks[other].writes, self.program.tasks[other].reads
-            for mine, theirs in zip(touched, others, strict=True):
-                for k, buffer in enumerate(mine):
+            mine = tasks[task]
+            if task == other:
+                for buffer in mine.reads + mine.writes:
+                    is_seen[buffer] = True
+                continue
+            theirs = tasks[other]
+            for touched, others in ((mine.writes, theirs.writes), (mine.reads, theirs.reads)):
+                for k, buffer in enumerate(touched):
                     if not is_seen[buffer]:
                         is_seen[buffer] = True
-                        if task != other and k < len(theirs):
-                            found[buffer] = found[theirs[k]]
+                        if k < len(others):
+                            found[buffer] = found[others[k]]
         return found
 
     def _task(self, old: int) -> Task:
         task = self.program.tasks[old]
-        reads = tuple(dict.fromkeys(self.buffer_for[b] for b in task.reads))
-        writes = tuple(dict.fromkeys(self.buffer_for[b] for b in task.writes))
-        start = self.place[self.stand_in[task.start]] if task.start >= 0 else -1
-        return replace(task, reads=reads, writes=writes, start=start)
+        reads = tuple(dict.fromkeys([self.buffer_for[b] for b in task.reads]))
+        writes = tuple(dict.fromkeys([self.buffer_for[b] for b in task.writes]))
+        if task.start >= 0:
+            task = task.awaiting(self.place[self.stand_in[task.start]])
+        if reads == task.reads and writes == task.writes:
+            return task
+        return replace(task, reads=reads, writes=writes)
 
     def _hazards(self) -> tuple[Hazard, ...]:
         strongest: dict[tuple[int, int], Hazard] = {}
-        for hazard in self.program.hazards:
-            if self.stand_in[hazard.dst] != hazard.dst:
+        stand_in, place = self.stand_in, self.place
+        for source, target, kind, on in self.program.hazards:
+            if stand_in[target] != target:
                 continue  # the stand-in has its own
-            src, dst = self.place[self.stand_in[hazard.src]], self.place[hazard.dst]
+            src, dst = place[stand_in[source]], place[target]
             known = strongest.get((dst, src))
-            if known is None or hazard.kind.strength > known.kind.strength:
-                buffer = self.buffer_for[hazard.buffer] if hazard.buffer >= 0 else -1
-                strongest[dst, src] = Hazard(src, dst, hazard.kind, buffer)
+            if known is None or kind.strength > known.kind.strength:
+                buffer = self.buffer_for[on] if on >= 0 else -1
+                strongest[dst, src] = Hazard(src, dst, kind, buffer)
         return tuple(strongest[pair] for pair in sorted(strongest))
 
 

@@ -17,18 +17,17 @@ from dataclasses import dataclass, replace
 from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
 from undertow.schedule.beam import beam
-from undertow.schedule.buckets import Bucket, Merged, Reprice, styles
+from undertow.schedule.buckets import Bucket, Merged, Reprice
 from undertow.schedule.candidates import (
     Bases,
     Bounds,
     Candidate,
     Recipe,
+    Workshop,
     alone,
-    bucketing,
-    fitted,
 )
 from undertow.schedule.construct import Policy
-from undertow.schedule.iterative import reorder_starts, sink_waits_iterative
+from undertow.schedule.iterative import polish
 from undertow.schedule.limits import Limits
 from undertow.schedule.merged_bound import bound_for_any_merging
 from undertow.schedule.peak_memory import peak_memory
@@ -50,13 +49,15 @@ from undertow.schedule.splits import Divided, Splitting
 # The most telling come first: a large Program's budget is spent after a few.
 _LATENCY_PERMILLE = (0, 100, 20, 300, 50)
 _FIRST_POLICY = Policy(delays=True)
+_FOLD_POLICIES = (_FIRST_POLICY, Policy(), Policy(window=64, delays=True))
 _HORIZONS = (2, 8)  # in durations of the longest collective
 _WINDOWS = (0, 64, 1024)
 _NEAR_PERMILLE = 1010  # of the lower bound: near enough to stop, where stopping saves much
+_HOPEFUL_PERMILLE = 1020  # of it, on a fold: the whole may then be near enough at once
 _MOST_PROMISING = 2  # bucketings of small programs for which every policy is tried
 _SMALL_TASKS = 2_000  # above this size programs are folded where layers repeat
 _RECIPES = {True: 3, False: 6}  # how many are tried on the whole, once it is as good as hoped
-_MISSES = 2  # recipes in a row that did not help, after which no other is tried
+_MISSES = 3  # recipes in a row that did not help, after which no other is tried
 _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
 _SEARCHED_TASKS = 400  # programs up to this size are searched move by move
 _SWEEPS = 8  # of each kind of move, where they are worth it
@@ -191,28 +192,36 @@ def _construct_best(
 ) -> Candidate:
     """The captured order, which is `best`, or what recipes make of it. Of a large Program all
     recipes are tried on its fold, if it has one, and the best of them on the whole."""
+    workshop = Workshop(program, reprice, bounds)
     if len(program) <= _SMALL_TASKS:
-        tried = _explored(program, reprice, bounds, _all_policies(program), _MOST_PROMISING)
+        tried = _explored(workshop, _all_policies(program), _MOST_PROMISING)
         return min(best, tried[0][0], key=_by_rank(bounds))
-    captured, first = best.timeline, Recipe(0, _FIRST_POLICY)
-    best = min(best, _by_recipe(program, first, reprice, bounds), key=_by_rank(bounds))
-    if best.is_within(_NEAR_PERMILLE, bounds):
-        return best
     folded = fold(program)
+    first = Recipe(0, _FIRST_POLICY)
     if folded is None:
-        tried = _explored(program, reprice, bounds, _few_policies(program), 1)
+        best = min(best, workshop.by_recipe(first), key=_by_rank(bounds))
+        if best.is_within(_NEAR_PERMILLE, bounds):
+            return best
+        tried = _explored(workshop, _few_policies(program), 1)
         return min(best, tried[0][0], key=_by_rank(bounds))
-    fold_bounds = _bounds_of_fold(folded, bounds, captured)
-    tried = _explored(folded.program, reprice, fold_bounds, _few_policies(program), 1)
+    fold_bounds = _bounds_of_fold(folded, bounds, best.timeline)
+    fold_workshop = Workshop(folded.program, reprice, fold_bounds)
+    done: set[Recipe] = set()
+    if fold_workshop.by_recipe(first).is_within(_HOPEFUL_PERMILLE, fold_bounds):
+        done.add(first)
+        best = min(best, workshop.by_recipe(first), key=_by_rank(bounds))
+        if best.is_within(_NEAR_PERMILLE, bounds):
+            return best
+    tried = _explored(fold_workshop, _FOLD_POLICIES, 1)
     hoped_ns = tried[0][0].total_ns(fold_bounds)
     recipes = _most_different([recipe for _, recipe in tried], _longest(program))
     misses = 0
-    for count, recipe in enumerate(recipe for recipe in recipes if recipe != first):
+    for count, recipe in enumerate(recipe for recipe in recipes if recipe not in done):
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
         is_enough = count >= _RECIPES[is_good] or misses >= _MISSES
         if is_enough or best.is_within(_NEAR_PERMILLE, bounds):
             break
-        candidate = _by_recipe(program, recipe, reprice, bounds)
+        candidate = workshop.by_recipe(recipe)
         misses = 0 if candidate.rank(bounds) < best.rank(bounds) else misses + 1
         best = min(best, candidate, key=_by_rank(bounds))
     return best
@@ -226,29 +235,25 @@ def _with_buckets(
     best: Candidate,
 ) -> Candidate:
     """The captured order or what a few policies make of the buckets that were given."""
-    first, bases = fitted(program, list(buckets), reprice, _FIRST_POLICY, bounds)[-1]
-    others = (bases.candidate(policy, bounds) for policy in _few_policies(program))
-    return min(best, first, *others, key=_by_rank(bounds))
+    bases = Workshop(program, reprice, bounds).fitted(buckets, _FIRST_POLICY)[-1][1]
+    candidates = (bases.candidate(policy, bounds) for policy in _few_policies(program))
+    return min(best, *candidates, key=_by_rank(bounds))
 
 
 def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
-    """The best recipe for each bucketing first, then the others. With many layers it can matter
-    not to fill all memory with what is needed last, which a fold does not show: a near horizon
-    comes third."""
+    """The best recipe, then the best for each bucketing, then the others. After the best come two
+    with the same buckets, which are cheap to try and of which a fold does not tell enough: from the
+    other base order, and with a near horizon, since with many layers it can matter not to fill all
+    memory with what is needed last."""
     first: dict[tuple[int, str], Recipe] = {}
     for recipe in recipes:
         first.setdefault((recipe.latency_permille, recipe.style), recipe)
     found = list(first.values())
-    near = replace(found[0].policy, horizon_ns=longest_ns * _HORIZONS[0])
-    found.insert(2, replace(found[0], policy=near))
-    return list(dict.fromkeys([*found, *recipes]))
-
-
-def _by_recipe(
-    program: Program, recipe: Recipe, reprice: Reprice | None, bounds: Bounds
-) -> Candidate:
-    buckets = bucketing(program, recipe, reprice)
-    return fitted(program, buckets, reprice, recipe.policy, bounds)[-1][0]
+    policy = found[0].policy
+    near = replace(policy, horizon_ns=longest_ns * _HORIZONS[0])
+    other = replace(policy, delays=not policy.delays)
+    same_buckets = [replace(found[0], policy=policy) for policy in (other, near)]
+    return list(dict.fromkeys([found[0], *same_buckets, *found, *recipes]))
 
 
 def _bounds_of_fold(folded: Folded, bounds: Bounds, captured: Timeline) -> Bounds:
@@ -265,38 +270,37 @@ def _bounds_of_fold(folded: Folded, bounds: Bounds, captured: Timeline) -> Bound
 
 
 def _explored(
-    program: Program,
-    reprice: Reprice | None,
-    bounds: Bounds,
-    policies: Sequence[Policy],
-    promising: int,
+    workshop: Workshop, policies: Sequence[Policy], promising: int
 ) -> list[tuple[Candidate, Recipe]]:
-    """One policy for every bucketing, then the others for the most promising of them; all
+    """The first policy for every bucketing, then the others for the most promising of them; all
     candidates with their recipes, the best first."""
+    first, *more = policies
+    program, bounds = workshop.program, workshop.bounds
+    is_large = len(program) > _SMALL_TASKS or bounds.stands_for is not None
     left = _CANDIDATE_TASKS
     tried: list[tuple[Candidate, Recipe, Bases]] = []
     seen: set[tuple[Bucket, ...]] = set()
-    usual, *others = styles(program)
-    recipes = [Recipe(permille, _FIRST_POLICY, usual) for permille in _LATENCY_PERMILLE]
+    usual, *others = workshop.styles()
+    recipes = [Recipe(permille, first, usual) for permille in _LATENCY_PERMILLE]
     while recipes and left > 0:
         recipe = recipes.pop(0)
-        buckets = bucketing(program, recipe, reprice)
+        buckets = workshop.bucketing(recipe)
         if (buckets or not recipe.latency_permille) and tuple(buckets) not in seen:
             seen.add(tuple(buckets))
-            tries = fitted(program, buckets, reprice, _FIRST_POLICY, bounds)
+            tries = workshop.fitted(buckets, first)
             tried.append((tries[-1][0], recipe, tries[-1][1]))
             left -= len(program) * len(tries)
         if not recipes and others:
             shares: tuple[int, ...] = _LATENCY_PERMILLE[1:]
-            if len(program) > _SMALL_TASKS:  # only in the size that did best
+            if is_large:  # only in the size that did best
                 best = min(tried, key=lambda entry: entry[0].rank(bounds))[1]
                 shares = (best.latency_permille or shares[0],)
             style = others.pop(0)
-            recipes = [Recipe(permille, _FIRST_POLICY, style) for permille in shares]
+            recipes = [Recipe(permille, first, style) for permille in shares]
     tried.sort(key=lambda entry: entry[0].rank(bounds))
     found = [(candidate, recipe) for candidate, recipe, _ in tried]
     for _, recipe, bases in tried[:promising]:
-        for policy in policies:
+        for policy in more:
             if left > 0:
                 candidate = bases.candidate(policy, bounds)
                 found.append((candidate, replace(recipe, policy=policy)))
@@ -310,20 +314,21 @@ def _by_rank(bounds: Bounds) -> Callable[[Candidate], tuple[int, int, int]]:
 
 def _all_policies(program: Program) -> list[Policy]:
     horizons = [_FIRST_POLICY.horizon_ns, *(_longest(program) * times for times in _HORIZONS)]
-    return [
-        policy
+    found = [
+        Policy(horizon, window, delays)
         for horizon in horizons
         for window in _WINDOWS
         for delays in (True, False)
-        if (policy := Policy(horizon, window, delays)) != _FIRST_POLICY
     ]
+    return list(dict.fromkeys([_FIRST_POLICY, *found]))
 
 
 def _few_policies(program: Program) -> list[Policy]:
-    """Those that differ from the first in one thing."""
+    """The first, and those that differ from it in one thing."""
     near = _longest(program) * _HORIZONS[0]
     windows = [replace(_FIRST_POLICY, window=window) for window in _WINDOWS[1:]]
     return [
+        _FIRST_POLICY,
         replace(_FIRST_POLICY, delays=False),
         replace(_FIRST_POLICY, horizon_ns=near),
         *windows,
@@ -352,10 +357,8 @@ def _polished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
     rounds = 2 if is_captured else 1
     sweeps = _SWEEPS if is_captured or len(program) <= _SMALL_TASKS else 1
     fixed = replace(limits, peak_bytes=bounds.peak_nbytes, peak_ratio=None)
-    order = best.order
-    for move in (reorder_starts, sink_waits_iterative) * rounds:
-        order = move(program, order, fixed, sweeps).order
-    candidate = Candidate(best.merged, order, simulate(program, order))
+    timeline = polish(best.timeline, fixed, sweeps, rounds)
+    candidate = Candidate(best.merged, timeline.order, timeline)
     return min(best, candidate, key=_by_rank(bounds))
 
 
