@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from undertow.program import Lifetime, Machine, Program, ProgramBuilder
+from undertow.program import (
+    Collective,
+    CollectiveKind,
+    Lifetime,
+    Machine,
+    Program,
+    ProgramBuilder,
+    Task,
+)
 
 _OPS = 12  # compute tasks in one layer's forward; its backward has twice as many
 _TASKS_PER_LAYER = 3 * _OPS + 6  # two gathers and a reduce-scatter, each with its wait
@@ -21,6 +29,16 @@ def fsdp_step(tasks: int, *, contended: bool = False) -> Program:
     for layer in reversed(range(layers)):
         step.backward(layer)
     return step.builder.build()
+
+
+def reprice(task: Task, ranks: tuple[int, ...]) -> Task:
+    """What a collective of such a step takes at another size: a fifth is latency."""
+    work = task.work
+    assert isinstance(work, Collective)
+    is_gather = work.kind is CollectiveKind.ALL_GATHER
+    full_ns, nbytes = (9 * _LAYER_NS, 8 << 20) if is_gather else (30 * _LAYER_NS, 512 << 20)
+    ns = full_ns // 5 + full_ns * 4 * (work.nbytes or 0) // (5 * nbytes)
+    return task.timed(ns, launches=True)
 
 
 class _Step:
@@ -60,15 +78,22 @@ class _Step:
             )
             self.value = out
         reduced = builder.buffer(f"reduced{layer}", 8 << 20, Lifetime.OUTPUT)
+        work = Collective(CollectiveKind.REDUCE_SCATTER, 512 << 20, reduce_op="sum")
         scatter = builder.start(
-            f"rs{layer}", self.scatters, reads=[grad], writes=[reduced], ns=30 * _LAYER_NS
+            f"rs{layer}",
+            self.scatters,
+            reads=[grad],
+            writes=[reduced],
+            ns=30 * _LAYER_NS,
+            work=work,
         )
         builder.wait(f"rs{layer}.wait", scatter)
 
     def _gather(self, name: str, shard: int | str) -> int:
         full = self.builder.buffer(f"{name}.full", 512 << 20)
+        work = Collective(CollectiveKind.ALL_GATHER, 8 << 20)
         start = self.builder.start(
-            f"ag.{name}", self.gathers, reads=[shard], writes=[full], ns=9 * _LAYER_NS
+            f"ag.{name}", self.gathers, reads=[shard], writes=[full], ns=9 * _LAYER_NS, work=work
         )
         self.builder.wait(f"ag.{name}.wait", start)
         return full
