@@ -32,7 +32,7 @@ Reprice = Callable[[Task, tuple[int, ...]], Task]
 """Fills in what a task takes, from its description and, for a start, the ranks of its group."""
 
 CASTS = ("aten._to_copy", "prims.convert_element_type")
-_REDUCTIONS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+REDUCTIONS = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class _Rewriting:
         work = self._program.tasks[start].work
         assert isinstance(work, Collective)
         return (
-            work.kind in _REDUCTIONS
+            work.kind in REDUCTIONS
             and self._program.first_toucher[buffer] == start
             and self._writers[buffer] == start
         )

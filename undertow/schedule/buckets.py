@@ -52,6 +52,7 @@ class Key:
     dtype: str  # empty where dtypes may be mixed
     how: How
     in_place: bool = False  # matters to a coalesced call alone
+    layers: int = 0  # which of them, where those of other layers stay apart
 
 
 Keys = dict[int, Key | None]  # by start; None for one that runs alone

@@ -18,6 +18,7 @@ from undertow.program import (
     simulate,
 )
 from undertow.program.model import IntArray
+from undertow.schedule.bucket_copies import REDUCTIONS
 from undertow.schedule.buckets import (
     Bucket,
     Key,
@@ -42,13 +43,26 @@ _REPAIRS = 3  # how often buckets that do not fit are taken back
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a schedule is made: buckets so large that latency is this share of a collective's time,
-    in permille (0: nothing is merged), the policy by which the order is constructed, and which
-    kinds of buckets there are."""
+    """How a schedule is made: what is merged, the policy by which the order is constructed, and
+    which kinds of buckets there are.
+
+    Buckets are so large that latency is a share of a collective's time, in permille (0: nothing is
+    merged); or they hold what so many layers need, or, for the second number, reduce.
+    """
 
     latency_permille: int = 0
+    layers: tuple[int, int] | None = None
     policy: Policy = Policy()  # noqa: RUF009  it is frozen
     style: Style = "usual"
+
+    @property
+    def buckets(self) -> tuple[object, ...]:
+        """Equal for recipes that merge the same."""
+        return self.latency_permille, self.layers, self.style
+
+    @property
+    def merges(self) -> bool:
+        return self.latency_permille > 0 or self.layers is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +98,21 @@ class Candidate:
         if bounds.stands_for is None:
             return self.timeline.total_ns
         exposed: list[int] = self.timeline.exposed.tolist()
+        tasks = self.merged.program.tasks
         weighted = sum(
-            exposed[start] * max(int(bounds.stands_for[i]) for i in self.merged.origins[start])
+            exposed[start] * self._weight(start, bounds.stands_for)
             for start in self.merged.program.starts
             if exposed[start]
         )
-        tasks = self.merged.program.tasks
         for copies in self.merged.copies:
             more = sum(tasks[task].ns for task in (copies.pack, *copies.unpacks))
-            weight = max(int(bounds.stands_for[i]) for i in self.merged.origins[copies.start])
-            weighted += (more - copies.saved_ns) * weight
+            weighted += (more - copies.saved_ns) * self._weight(copies.start, bounds.stands_for)
         return bounds.compute_ns + self.timeline.idle_ns + weighted // 1000
+
+    def _weight(self, start: int, stands_for: IntArray) -> int:
+        """For how many collectives this one stands, in permille: a bucket as its members do."""
+        members = self.merged.origins[start]
+        return sum(int(stands_for[member]) for member in members) // len(members)
 
     def is_within(self, permille: int, bounds: Bounds) -> bool:
         """Whether it fits and takes at most so much of the lower bound."""
@@ -137,8 +155,15 @@ class Bases:
 class Workshop:
     """Makes candidates of one Program; what several of them start from is made once."""
 
-    def __init__(self, program: Program, reprice: Reprice | None, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        program: Program,
+        reprice: Reprice | None,
+        bounds: Bounds,
+        layers: IntArray | None = None,
+    ) -> None:
         self.program, self.reprice, self.bounds = program, reprice, bounds
+        self.layers = layers  # per task, the repetition that it lies in; None if they are unknown
         self._before: dict[int, int] | None = None
         self._keys: dict[Style, Keys] = {}
         self._bases: dict[tuple[Bucket, ...], Bases] = {}
@@ -183,10 +208,16 @@ class Workshop:
         return tries
 
     def bucketing(self, recipe: Recipe) -> list[Bucket]:
-        """Buckets so large that latency is at most this share of their time; none for share 0."""
-        if self.reprice is None or not recipe.latency_permille:
+        """The buckets that a recipe asks for."""
+        if self.reprice is None or not recipe.merges:
             return []
+        if self._before is None:
+            self._before = starts_before(self.program)
         keys = self.keys(recipe.style)
+        if recipe.layers is not None:
+            keys = self._by_layers(keys, *recipe.layers)
+            sizes = {key: _LARGEST_NBYTES for key in keys.values() if key is not None}
+            return propose(self.program, sizes, keys, self._before)
         examples: dict[Key, int] = {}
         for start, key in keys.items():
             if key is not None:
@@ -195,9 +226,18 @@ class Workshop:
             key: _size_for(self.program, start, recipe.latency_permille, self.reprice)
             for key, start in examples.items()
         }
-        if self._before is None:
-            self._before = starts_before(self.program)
         return propose(self.program, sizes, keys, self._before)
+
+    def _by_layers(self, keys: Keys, gathered: int, reduced: int) -> Keys:
+        """Keys that keep every so many layers apart."""
+        assert self.layers is not None
+        found: Keys = {}
+        for start, key in keys.items():
+            if key is not None:
+                count = reduced if key.kind in REDUCTIONS else gathered
+                key = replace(key, layers=int(self.layers[start]) // count)
+            found[start] = key
+        return found
 
 
 def _without_those_at_peak(candidate: Candidate) -> list[Bucket]:

@@ -42,6 +42,8 @@ class Folded:
 
     program: Program
     stands_for: IntArray  # per task: for how many of the whole it stands, in permille
+    layers: IntArray  # per task: the number of the repetition that it lies in
+    whole_layers: IntArray  # the same for the tasks of the whole
 
 
 def find_repeats(program: Program) -> list[Stretch]:
@@ -145,7 +147,9 @@ class _Fold:
         tasks = tuple(self._task(old) for old in self.kept)
         program = replace(self.program, tasks=tasks, hazards=self._hazards())
         weights = _weights(len(self.program), self.stretches)
-        return Folded(program, weights[np.asarray(self.kept, dtype=np.int64)])
+        layers = _layers(len(self.program), self.stretches)
+        kept = np.asarray(self.kept, dtype=np.int64)
+        return Folded(program, weights[kept], layers[kept], layers)
 
     def _buffer_stand_ins(self) -> list[int]:
         """Per buffer, the one that stands for it: at the same place among those that the stand-in
@@ -203,6 +207,15 @@ def _stand_ins(tasks: int, stretches: list[Stretch]) -> list[int]:
         for task in range(first, last):
             stand_in[task] = template + (task - first) % stretch.period
     return stand_in
+
+
+def _layers(tasks: int, stretches: list[Stretch]) -> IntArray:
+    """Per task the number of its repetition; what lies before, between and behind them counts as
+    repetitions too."""
+    begins = np.zeros(tasks + 1, dtype=np.int64)
+    for stretch in stretches:
+        begins[stretch.begin : stretch.end + 1 : stretch.period] = 1
+    return np.cumsum(begins)[:-1]
 
 
 def _weights(tasks: int, stretches: list[Stretch]) -> IntArray:

@@ -48,6 +48,8 @@ from undertow.schedule.splits import Divided, Splitting
 # Buckets are as large as makes latency this share of a collective's time, in permille.
 # The most telling come first: a large Program's budget is spent after a few.
 _LATENCY_PERMILLE = (0, 100, 20, 300, 50)
+# Or they hold what so many layers need, and what so many reduce.
+_LAYERS = ((1, 1), (2, 2), (2, 4))
 _FIRST_POLICY = Policy(delays=True)
 _FOLD_POLICIES = (_FIRST_POLICY, Policy(), Policy(window=64, delays=True))
 _HORIZONS = (2, 8)  # in durations of the longest collective
@@ -192,12 +194,12 @@ def _construct_best(
 ) -> Candidate:
     """The captured order, which is `best`, or what recipes make of it. Of a large Program all
     recipes are tried on its fold, if it has one, and the best of them on the whole."""
-    workshop = Workshop(program, reprice, bounds)
+    folded = fold(program) if len(program) > _SMALL_TASKS else None
+    workshop = Workshop(program, reprice, bounds, folded.whole_layers if folded else None)
     if len(program) <= _SMALL_TASKS:
         tried = _explored(workshop, _all_policies(program), _MOST_PROMISING)
         return min(best, tried[0][0], key=_by_rank(bounds))
-    folded = fold(program)
-    first = Recipe(0, _FIRST_POLICY)
+    first = Recipe(policy=_FIRST_POLICY)
     if folded is None:
         best = min(best, workshop.by_recipe(first), key=_by_rank(bounds))
         if best.is_within(_NEAR_PERMILLE, bounds):
@@ -205,7 +207,7 @@ def _construct_best(
         tried = _explored(workshop, _few_policies(program), 1)
         return min(best, tried[0][0], key=_by_rank(bounds))
     fold_bounds = _bounds_of_fold(folded, bounds, best.timeline)
-    fold_workshop = Workshop(folded.program, reprice, fold_bounds)
+    fold_workshop = Workshop(folded.program, reprice, fold_bounds, folded.layers)
     done: set[Recipe] = set()
     if fold_workshop.by_recipe(first).is_within(_HOPEFUL_PERMILLE, fold_bounds):
         done.add(first)
@@ -214,17 +216,45 @@ def _construct_best(
             return best
     tried = _explored(fold_workshop, _FOLD_POLICIES, 1)
     hoped_ns = tried[0][0].total_ns(fold_bounds)
-    recipes = _most_different([recipe for _, recipe in tried], _longest(program))
-    misses = 0
-    for count, recipe in enumerate(recipe for recipe in recipes if recipe not in done):
+    return _climbed(workshop, [recipe for _, recipe in tried], done, hoped_ns, best)
+
+
+def _climbed(
+    workshop: Workshop,
+    recipes: Sequence[Recipe],
+    done: set[Recipe],
+    hoped_ns: int,
+    best: Candidate,
+) -> Candidate:
+    """`best`, or what recipes make of the whole: the best of the fold first, then what is near the
+    best so far. `hoped_ns` is what the fold let hope for: with that few are tried."""
+    bounds = workshop.bounds
+    queue = _most_different(recipes, _longest(workshop.program))
+    tries = misses = 0
+    while queue and misses < _MISSES and not best.is_within(_NEAR_PERMILLE, bounds):
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
-        is_enough = count >= _RECIPES[is_good] or misses >= _MISSES
-        if is_enough or best.is_within(_NEAR_PERMILLE, bounds):
+        if tries >= _RECIPES[is_good]:
             break
+        recipe = queue.pop(0)
+        if recipe in done:
+            continue
+        done.add(recipe)
+        tries += 1
         candidate = workshop.by_recipe(recipe)
-        misses = 0 if candidate.rank(bounds) < best.rank(bounds) else misses + 1
-        best = min(best, candidate, key=_by_rank(bounds))
+        if candidate.rank(bounds) < best.rank(bounds):
+            best, misses = candidate, 0
+            queue = [*_of_other_layers(recipe), *queue]
+        else:
+            misses += 1
     return best
+
+
+def _of_other_layers(recipe: Recipe) -> list[Recipe]:
+    """With what more layers need and reduce in a bucket, the most first. A fold has too few layers
+    to show how much piles up at the end of a step."""
+    if recipe.layers is None:
+        return []
+    return [replace(recipe, layers=layers) for layers in _LAYERS[::-1] if layers > recipe.layers]
 
 
 def _with_buckets(
@@ -245,9 +275,9 @@ def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
     with the same buckets, which are cheap to try and of which a fold does not tell enough: from the
     other base order, and with a near horizon, since with many layers it can matter not to fill all
     memory with what is needed last."""
-    first: dict[tuple[int, str], Recipe] = {}
+    first: dict[object, Recipe] = {}
     for recipe in recipes:
-        first.setdefault((recipe.latency_permille, recipe.style), recipe)
+        first.setdefault(recipe.buckets, recipe)
     found = list(first.values())
     policy = found[0].policy
     near = replace(policy, horizon_ns=longest_ns * _HORIZONS[0])
@@ -281,22 +311,24 @@ def _explored(
     tried: list[tuple[Candidate, Recipe, Bases]] = []
     seen: set[tuple[Bucket, ...]] = set()
     usual, *others = workshop.styles()
-    recipes = [Recipe(permille, first, usual) for permille in _LATENCY_PERMILLE]
+    recipes = [Recipe(permille, None, first, usual) for permille in _LATENCY_PERMILLE]
+    if workshop.layers is not None:
+        recipes += [Recipe(0, layers, first, usual) for layers in _LAYERS]
     while recipes and left > 0:
         recipe = recipes.pop(0)
         buckets = workshop.bucketing(recipe)
-        if (buckets or not recipe.latency_permille) and tuple(buckets) not in seen:
+        if (buckets or not recipe.merges) and tuple(buckets) not in seen:
             seen.add(tuple(buckets))
             tries = workshop.fitted(buckets, first)
             tried.append((tries[-1][0], recipe, tries[-1][1]))
             left -= len(program) * len(tries)
         if not recipes and others:
-            shares: tuple[int, ...] = _LATENCY_PERMILLE[1:]
+            sizes = [Recipe(permille) for permille in _LATENCY_PERMILLE[1:]]
             if is_large:  # only in the size that did best
                 best = min(tried, key=lambda entry: entry[0].rank(bounds))[1]
-                shares = (best.latency_permille or shares[0],)
+                sizes = [best if best.merges else sizes[0]]
             style = others.pop(0)
-            recipes = [Recipe(permille, first, style) for permille in shares]
+            recipes = [replace(size, policy=first, style=style) for size in sizes]
     tried.sort(key=lambda entry: entry[0].rank(bounds))
     found = [(candidate, recipe) for candidate, recipe, _ in tried]
     for _, recipe, bases in tried[:promising]:
