@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from undertow.program.serialize import save_json
+from undertow.program.serialize import load_json, save_json
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -60,4 +60,14 @@ def save_results(name: str, data: dict[str, Any]) -> None:
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {python}",
     }
     save_json(RESULTS / f"{name}.json", {**about, **data})
-    print(f"\nwrote bench/results/{name}.json")
+    print(f"wrote bench/results/{name}.json")
+
+
+def merge_results(name: str, section: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Add to a section of bench/results/NAME.json, for benchmarks that are run in parts; the whole
+    section is returned, in the order in which its entries were first written."""
+    path = RESULTS / f"{name}.json"
+    known = load_json(path) if path.exists() else {}
+    merged = {**known.get(section, {}), **data}
+    save_results(name, {**known, section: merged})
+    return merged

@@ -44,6 +44,7 @@ class CompiledGraph:
     kernels: int
     seconds: dict[str, float] = field(default_factory=dict)
     arena_nbytes: int = 0
+    distinct: int = 0
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))
@@ -102,6 +103,7 @@ def compile_graph(
         kernels,
         seconds,
         plan.arena,
+        len(plan.texts),
     )
 
 

@@ -80,6 +80,10 @@ class Workspaces:
     def give(self, workspace: Workspace) -> None:
         ARENAS.give(workspace.arena)
 
+    def clear(self) -> None:
+        """Forget arenas, so that they can be freed; views are made again when they are needed."""
+        self._known = {}
+
 
 def fit(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """A tensor with the strides that the kernels were made for; a copy if it has others."""
