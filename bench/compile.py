@@ -5,7 +5,7 @@ python -m bench.compile --model gpt2        one of them; results are merged into
 python -m bench.compile --rounds 3          medians of several rounds
 
 CPU seconds of the process and the compilers that it starts, and wall seconds, for the first forward
-and backward, without the time that a second one takes. "capture" is Dynamo and AOTAutograd with a
+and backward, without the time that a later one takes. "capture" is Dynamo and AOTAutograd with a
 backend that does nothing after them; a compiler's own part is what its total has beyond that.
 """
 
@@ -54,12 +54,17 @@ def child(name: str, backend: str) -> None:
             made.append(torch.compile(function, backend=chosen))
         return made[0]
 
-    first, second = _clocked(step, compiled), _clocked(step, compiled)
-    found: dict[str, Any] = {kind: max(first[kind] - second[kind], 0.0) for kind in first}
-    found["kernels"] = sum(graph.kernels for graph in backends.COMPILED)
-    found["distinct"] = sum(graph.distinct for graph in backends.COMPILED)
+    first = _clocked(step, compiled)
+    graphs = list(backends.COMPILED)
+    _clocked(step, compiled)
+    again = _clocked(step, compiled)
+    if len(backends.COMPILED) > len(graphs):
+        raise SystemExit(f"{name} is compiled again in its second step")
+    found: dict[str, Any] = {kind: max(first[kind] - again[kind], 0.0) for kind in first}
+    found["kernels"] = sum(graph.kernels for graph in graphs)
+    found["distinct"] = sum(graph.distinct for graph in graphs)
     stages: dict[str, float] = {}
-    for graph in backends.COMPILED:
+    for graph in graphs:
         for stage, seconds in graph.seconds.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
     found["stages"] = {stage: round(seconds, 3) for stage, seconds in stages.items()}

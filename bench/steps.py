@@ -94,7 +94,10 @@ def _hugging_face(name: str, size: Size) -> Any:
         model = hf.BertForMaskedLM(hf.BertConfig(vocab_size=500, **shape, **still))
         return model.train(), lambda m: m(input_ids=ids, labels=ids).loss
     else:
-        config = hf.ViTConfig(image_size=size.image, patch_size=8, **shape, **still)
+        kind = "single_label_classification"  # else the first call finds out, and changes the model
+        config = hf.ViTConfig(
+            image_size=size.image, patch_size=8, problem_type=kind, **shape, **still
+        )
         image = torch.randn(size.batch, 3, size.image, size.image)
         labels = torch.arange(size.batch) % 2
         model = hf.ViTForImageClassification(config)

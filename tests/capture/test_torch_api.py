@@ -65,6 +65,12 @@ def test_dispatch_mode_sees_operations_below_autograd() -> None:
     assert seen.count(torch.ops.aten.mul.Tensor) >= 3  # one forward, two backward
 
 
+def test_a_strided_tensor_is_made_from_sizes_strides_and_type() -> None:
+    made = torch_api.empty_strided_cpu((2, 3), (1, 2), torch.float64)
+    assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float64)
+    assert torch_api.empty_strided_cpu((), (), torch.bool).dim() == 0
+
+
 def test_sequence_numbers_tell_when_autograd_nodes_were_made() -> None:
     x = torch.ones(2, requires_grad=True)
     before = torch_api.sequence_number()

@@ -15,6 +15,9 @@ import torch
 from torch import fx
 from torch._C._autograd import _get_sequence_nr as sequence_number
 from torch._C._distributed_c10d import Store
+from torch._C._dynamo.guards import (  # type: ignore[attr-defined]  # not in its stub
+    _empty_strided_cpu as empty_strided_cpu,
+)
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -42,6 +45,7 @@ __all__ = [
     "check_version",
     "collectives",
     "compiled_autograd",
+    "empty_strided_cpu",
     "fake_initialisation",
     "fake_store",
     "has_fully_sharded_modules",

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from undertow.capture.torch_api import empty_strided_cpu
 from undertow.codegen.cpp_build import build
+from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_plan import Launch, Schedule, schedule
 from undertow.codegen.kernels_program import arrange, kernel_program
@@ -111,7 +113,7 @@ def load(plan: Schedule, module: Module, cpp: str) -> Callable[..., list[Any]]:
     """Build the C++ and make the Python function that calls it."""
     names: dict[str, Any] = {
         "torch": torch,
-        "empty": torch.empty_strided,
+        "empty": empty_strided_cpu,
         "as_strided": torch.as_strided,
         "fit": fit,
         "refuse": _refuse,
@@ -121,6 +123,8 @@ def load(plan: Schedule, module: Module, cpp: str) -> Callable[..., list[Any]]:
     runs = [segment for segment in segments(plan) if isinstance(segment, list)]
     if runs:
         library = build(cpp)
+        if plan.gemms:
+            bind(library)
         for k in range(len(runs)):
             function = getattr(library, f"seg{k}")
             function.restype = ctypes.c_long

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from undertow.capture.torch_api import OpOverload
-from undertow.codegen.kernels_plan import Launch, Schedule, is_whole
+from undertow.codegen.kernels_plan import Schedule, is_whole
 from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
-from undertow.loops.ir import Constant, Extern, View
+from undertow.loops.ir import Constant, Extern, View, span_of
 from undertow.loops.tensors import is_opaque, is_view, views_in
 
 _PLAIN = (int, float, bool, str, type(None))
@@ -42,6 +42,7 @@ class _Writer:
     slots: dict[int, int] = field(default_factory=dict)
     made_views: dict[View, str] = field(default_factory=dict)  # views that are variables now
     views_of: dict[int, list[View]] = field(default_factory=dict)
+    shapes: dict[int, Any] = field(default_factory=dict)  # sizes and strides of new tensors
     count: int = 0
     holders: set[int] = field(default_factory=set)  # buffers that are Python variables now
 
@@ -49,14 +50,13 @@ class _Writer:
         schedule = self.schedule
         lowered = schedule.lowered
         self.slots = pointer_slots(schedule)
+        self.shapes = self.fresh_shapes()
         self.inputs()
         run = 0
         for segment in segments(schedule):
             if isinstance(segment, list):
                 self.allocate(segment)
-                origins = " ".join(
-                    origin for at in segment for origin in self.launch(at).kernels[0].origins
-                )
+                origins = " ".join(name for at in segment for name in self.origins(at))
                 self.put(f"if seg{run}(P): bad_index()  # {origins[:200]}")
                 run += 1
                 self.free(segment[-1], segment)
@@ -81,10 +81,10 @@ class _Writer:
         views = [(offset, sizes, strides, TORCH[tag]) for offset, sizes, strides, tag in self.views]
         return Module(text, self.names, views, pointers, len(self.slots))
 
-    def launch(self, at: int) -> Launch:
+    def origins(self, at: int) -> list[str]:
+        """The names of the graph's nodes that a step does."""
         step = self.schedule.steps[at]
-        assert isinstance(step, Launch)
-        return step
+        return [step.origin] if isinstance(step, Extern) else list(step.kernels[0].origins)
 
     def put(self, line: str) -> None:
         self.lines.append(line)
@@ -134,14 +134,34 @@ class _Writer:
                 if number not in schedule.fresh or schedule.first_write[number] != at:
                     continue
                 buffer = schedule.lowered.buffers[number]
+                sizes, strides = self.shapes[number]
                 if buffer.nbytes >= LEAST_NBYTES:
-                    self.names[f"new{number}"] = maker(buffer.sizes, buffer.strides, buffer.dtype)
-                    self.put(f"b{number} = new{number}()  # {buffer.dtype} {buffer.sizes}")
-                    self.hold(number)
-                    continue
-                dtype = f"torch.{str(TORCH[buffer.dtype]).partition('.')[2]}"
-                self.put(f"b{number} = empty({buffer.sizes}, {buffer.strides}, dtype={dtype})")
+                    self.names[f"new{number}"] = maker(sizes, strides, buffer.dtype)
+                    self.put(f"b{number} = new{number}()  # {buffer.dtype} {sizes}")
+                else:
+                    dtype = f"torch.{str(TORCH[buffer.dtype]).partition('.')[2]}"
+                    self.put(f"b{number} = empty({sizes}, {strides}, {dtype})")
                 self.hold(number)
+
+    def fresh_shapes(self) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Sizes and strides to make new tensors with: as they are returned, where that is one way
+        and nobody else wants them as tensors, so that no view has to be made of them."""
+        schedule, buffers = self.schedule, self.schedule.lowered.buffers
+        found = {n: (buffers[n].sizes, buffers[n].strides) for n in schedule.fresh}
+        ways: dict[int, set[View]] = {}
+        for view in views_in(schedule.lowered.outputs):
+            ways.setdefault(view.buffer, set()).add(view)
+        for at, step in enumerate(schedule.steps):
+            if isinstance(step, Extern) and at not in schedule.gemms:
+                for number in (*step.reads, *step.writes):
+                    ways.pop(number, None)
+        for number, views in ways.items():
+            view = next(iter(views))
+            if number in found and len(views) == 1 and view.offset == 0:
+                covers = span_of(view.sizes, view.strides) == buffers[number].span
+                if covers and view.dtype == buffers[number].dtype:
+                    found[number] = (view.sizes, view.strides)
+        return found
 
     def free(self, at: int, steps: list[int]) -> None:
         """Drop variables that nothing needs any more."""
@@ -179,7 +199,10 @@ class _Writer:
             key = (at, view.sizes, view.strides, view.dtype)
             return f"V[{self.views.setdefault(key, len(self.views))}]"
         name = f"b{view.buffer}"
-        if is_whole(view, schedule.lowered):
+        made = self.shapes.get(view.buffer)
+        if made == (view.sizes, view.strides) and view.offset == 0:
+            return name
+        if made is None and is_whole(view, schedule.lowered):
             return name
         found = self.made_views.get(view)
         if found is None:
@@ -192,6 +215,7 @@ class _Writer:
     def strided(self, name: str, view: View) -> str:
         """A view of a variable, in the way that costs least to call."""
         buffer = self.schedule.lowered.buffers[view.buffer]
+        assert self.shapes.get(view.buffer, (buffer.sizes, buffer.strides))[0] == buffer.sizes
         turned = view.sizes == buffer.sizes[::-1] and view.strides == buffer.strides[::-1]
         if turned and len(view.sizes) == 2 and view.offset == 0:
             return f"{name}.t()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from undertow.codegen.cpp_kernel import Source, kernel_source
+from undertow.codegen.kernels_gemm import Gemm, gemm_of
 from undertow.loops.fuse import Fused
 from undertow.loops.group import Group
 from undertow.loops.ir import Extern, Lowered, View
@@ -45,6 +46,7 @@ class Schedule:
     fresh: set[int] = field(default_factory=set)  # temps that outlive the call
     last_use: dict[int, int] = field(default_factory=dict)
     first_write: dict[int, int] = field(default_factory=dict)
+    gemms: dict[int, Gemm] = field(default_factory=dict)  # extern calls that C++ does, by step
 
 
 def schedule(lowered: Lowered, fused: Fused) -> Schedule:
@@ -121,12 +123,16 @@ def place(result: Schedule) -> None:
     for table in (result.last_use, result.first_write, result.offsets, result.scratch):
         table.clear()
     result.fresh.clear()
+    result.gemms.clear()
     outputs = output_buffers(lowered)
     for at, step in enumerate(result.steps):
         for number in (*step.reads, *step.writes):
             result.last_use[number] = at
         for number in step.writes:
             result.first_write.setdefault(number, at)
+        gemm = gemm_of(step, lowered.buffers) if isinstance(step, Extern) else None
+        if gemm is not None:
+            result.gemms[at] = gemm
     _hold_until_waited(result)
     lives = []
     for buffer in lowered.buffers:

@@ -1,27 +1,51 @@
-"""One C++ unit per graph: its kernels, and a function for each run of launches."""
+"""One C++ unit per graph: its kernels, and a function for each run of them and of products."""
 
 from __future__ import annotations
 
 from undertow.codegen.cpp_kernel import worth
+from undertow.codegen.kernels_gemm import gemm_text
 from undertow.codegen.kernels_plan import Launch, Schedule
+from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Extern
+
+RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it
 
 
 def segments(schedule: Schedule) -> list[list[int] | int]:
-    """Runs of launches (as lists of steps) and extern calls (as steps), in order."""
+    """Runs of launches and products (as lists of steps) and ATen calls (as steps), in order."""
     found: list[list[int] | int] = []
+    held = _held(schedule)
+    total = 0
     for at, step in enumerate(schedule.steps):
-        if isinstance(step, Extern):
+        if isinstance(step, Extern) and at not in schedule.gemms:
             found.append(at)
-        elif found and isinstance(found[-1], list):
-            found[-1].append(at)
+            continue
+        last = found[-1] if found else None
+        mine = held.get(at, 0)
+        if isinstance(last, list) and total + mine <= RUN_NBYTES:
+            last.append(at)
+            total += mine
         else:
             found.append([at])
+            total = mine
+    return found
+
+
+def _held(schedule: Schedule) -> dict[int, int]:
+    """By step, the bytes of variables that it makes or that nothing needs after it."""
+    buffers = schedule.lowered.buffers
+    found: dict[int, int] = {}
+    for number in schedule.fresh:
+        at = schedule.first_write[number]
+        found[at] = found.get(at, 0) + buffers[number].nbytes
+    for number, at in schedule.last_use.items():
+        if buffers[number].kind != "temp" and buffers[number].dtype in NBYTES:
+            found[at] = found.get(at, 0) + buffers[number].nbytes
     return found
 
 
 def pointer_slots(schedule: Schedule) -> dict[int, int]:
-    """The place of each buffer that kernels touch in the table of pointers; scratch of step k is
+    """The place of each buffer that C++ touches in the table of pointers; scratch of step k is
     number of buffers + k."""
     slots: dict[int, int] = {}
     count = len(schedule.lowered.buffers)
@@ -32,6 +56,9 @@ def pointer_slots(schedule: Schedule) -> dict[int, int]:
                     slots.setdefault(number, len(slots))
             if at in schedule.scratch:
                 slots.setdefault(count + at, len(slots))
+        elif at in schedule.gemms:
+            for number in schedule.gemms[at].buffers:
+                slots.setdefault(number, len(slots))
     return slots
 
 
@@ -43,7 +70,7 @@ def unit_text(schedule: Schedule) -> str:
         if isinstance(step, Launch):
             origins = comments.setdefault(step.name, [])
             origins.append(" ".join(step.kernels[0].origins[:12]))
-    parts = []
+    parts = [gemm_text()] if schedule.gemms else []
     for name, text in schedule.texts.items():
         more = f" and {len(comments[name]) - 1} more" if len(comments[name]) > 1 else ""
         parts.append(f"// {comments[name][0]}{more}\n{text.replace('@', name)}")
@@ -55,13 +82,16 @@ def unit_text(schedule: Schedule) -> str:
 def _segment(schedule: Schedule, k: int, steps: list[int], slots: dict[int, int]) -> str:
     lines = [f'extern "C" i64 seg{k}(char **P) {{']
     for at in steps:
-        step = schedule.steps[at]
-        assert isinstance(step, Launch)
+        if at in schedule.gemms:
+            lines += schedule.gemms[at].lines(slots)
+            continue
+        step = _launch(schedule, at)
         if len(step.kernels) > 1:
             lines += _many(step, slots)
         else:
             lines += _single(schedule, at, step, slots)
-    checks = any("bound(" in schedule.texts[_launch(schedule, at).name] for at in steps)
+    launches = [_launch(schedule, at) for at in steps if at not in schedule.gemms]
+    checks = any("bound(" in schedule.texts[launch.name] for launch in launches)
     lines.append(f"  return {'take_bad_index()' if checks else '0'};")
     return "\n".join(lines) + "\n}\n"
 
