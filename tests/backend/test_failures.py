@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
+import subprocess
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -66,6 +69,7 @@ def _rank(case: Case, rank: int, world: int, folder: Path, pipe: Connection) -> 
     )
     try:
         pipe.send(("ok", case(rank, folder)))
+        dist.destroy_process_group()  # else threads of gloo outlive Python, which may abort
     except Exception as error:  # noqa: BLE001 - the parent looks at it
         pipe.send((type(error).__name__, f"{error}\n{traceback.format_exc()}"))
 
@@ -130,12 +134,15 @@ def test_a_rank_that_is_late_is_named(tmp_path: Path) -> None:
 
 
 def killed(rank: int, folder: Path) -> float:
-    """Both are compiled; then one ends before its backward, for which the other waits."""
+    """Both are compiled and train; then one is killed wherever in its step it is."""
     run = compiled_step({})
     run()
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return run()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    end = time.monotonic() + ENDS
+    while time.monotonic() < end:
+        run()
+    return 0.0
 
 
 def test_a_rank_that_is_killed_ends_the_others_with_an_error(tmp_path: Path) -> None:
@@ -167,6 +174,46 @@ def test_a_plan_of_another_program_is_refused_and_the_others_do_not_hang(tmp_pat
     first, second = outcomes(different_plans, tmp_path)
     assert "has no plan for" in second[1]
     assert first[0] not in ("ok", "hangs")
+    assert "rank 1 did not come to" in first[1]
+
+
+def _saved_plans(folder: Path, **options: Any) -> Path:
+    """A folder with the Plans of the step."""
+    import torch
+    import torch.distributed as dist
+
+    step({"save": folder, **options}, layers=3)
+    dist.barrier()  # the first rank writes them
+    torch._dynamo.reset()
+    return folder
+
+
+def other_buckets(rank: int, folder: Path) -> float:
+    plans = [_saved_plans(folder / f"plans{merge}", merge=merge) for merge in (True, False)]
+    return step({"plan": plans[rank]}, layers=3)
+
+
+def test_ranks_with_different_plans_are_told_the_first_difference(tmp_path: Path) -> None:
+    for kind, message in outcomes(other_buckets, tmp_path):
+        assert kind not in ("ok", "hangs")
+        assert "rank 1 differs from rank 0" in message
+
+
+def cut_off(rank: int, folder: Path) -> float:
+    plans = _saved_plans(folder / "plans")
+    if rank == 1:
+        mine = folder / "mine"
+        mine.mkdir()
+        for path in plans.iterdir():
+            (mine / path.name).write_text(path.read_text()[:-20])
+        plans = mine
+    return step({"plan": plans}, layers=3)
+
+
+def test_a_plan_file_that_is_cut_off_is_named_and_the_others_do_not_hang(tmp_path: Path) -> None:
+    first, second = outcomes(cut_off, tmp_path)
+    assert "is not JSON, or is cut off" in second[1]
+    assert "mine" in second[1]
     assert "rank 1 did not come to" in first[1]
 
 
@@ -203,6 +250,47 @@ def read_only_cache(rank: int, folder: Path) -> float:
     (folder / "blocked").write_text("a file where a folder should be")
     os.environ["UNDERTOW_CACHE"] = str(folder / "blocked" / "cache")
     return _measured_steps()
+
+
+def full_cache(rank: int, folder: Path) -> float:
+    """The folder takes no byte more; what was begun in it is gone again."""
+    place = folder / "cache"
+    if not (folder / "is_mounted").exists():  # without the rights for a small file system
+        import undertow.cache
+
+        def refuse(*args: Any) -> Any:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        undertow.cache.gzip.compress = refuse  # type: ignore[attr-defined]
+    found = _measured_steps()
+    left = [path.name for path in place.rglob("*") if path.is_file() and path.name != "filled"]
+    assert left == [], left
+    return found
+
+
+@contextlib.contextmanager
+def full_file_system(folder: Path) -> Iterator[None]:
+    """A file system of 64 KiB at `folder`/cache, full; as it is where that cannot be mounted."""
+    place = folder / "cache"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    with contextlib.suppress(OSError):
+        if os.geteuid() == 0 and not subprocess.run(command, capture_output=True).returncode:
+            (folder / "is_mounted").touch()
+            with contextlib.suppress(OSError), (place / "filled").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1024))
+    try:
+        yield
+    finally:
+        if (folder / "is_mounted").exists():
+            subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_cache_that_is_full_costs_nothing_but_the_cache(tmp_path: Path) -> None:
+    with full_file_system(tmp_path):
+        found = outcomes(full_cache, tmp_path)
+    assert [kind for kind, _ in found] == ["ok", "ok"], found
 
 
 def spoilt_cache(rank: int, folder: Path) -> float:

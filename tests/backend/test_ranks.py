@@ -77,12 +77,24 @@ def test_two_compiled_ranks_train_as_one_process(two: Ranks, case: Case) -> None
     assert min(two.run(parallelized, case, COMPILING)) > 0
 
 
-def through_inductor(case: Case) -> int:
-    return parallelized(case, codegen="inductor")
+def through_inductor(asked: tuple[Case, Path]) -> int:
+    """Collectives are timed on their links; then the Plans that were saved are applied."""
+    case, plans = asked
+    found = parallelized(case, codegen="inductor", cluster="measure", save=plans)
+    assert counts["measuring with inductor"] > 0
+    dist.barrier()
+    assert list(plans.glob("*.plan.json"))
+    assert parallelized(case, codegen="inductor", plan=plans) == found
+    with pytest.raises(Exception, match="has no plan for"):
+        parallelized(replace(case, parallel="ddp"), codegen="inductor", plan=plans)
+    return found
 
 
-def test_the_kernels_of_inductor_run_in_our_order(two: Ranks) -> None:
-    assert min(two.run(through_inductor, Case("odd", {"dp": 2}, "fsdp"), COMPILING)) > 0
+def test_the_kernels_of_inductor_run_in_our_order_or_in_that_of_a_plan(
+    two: Ranks, tmp_path: Path
+) -> None:
+    case = Case("odd", {"dp": 2}, "fsdp")
+    assert min(two.run(through_inductor, (case, tmp_path), COMPILING)) > 0
 
 
 @pytest.mark.parametrize("case", FOUR, ids=str)

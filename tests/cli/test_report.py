@@ -1,10 +1,13 @@
-"""`undertow report`: traces of torch.profiler as text, JSON and a page."""
+"""`undertow report`: traces and measured Timelines as text, JSON and a page."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.cli.conftest import Run
+from undertow.program import parse_program, simulate
+from undertow.program.serialize import timeline_to_json
 
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 RANKS = [TRACES / f"ddp_rank{rank}.json.gz" for rank in range(2)]
@@ -51,3 +54,53 @@ def test_files_that_are_no_trace_get_a_sentence_and_no_page(undertow: Run, tmp_p
         assert (result.code, result.out) == (2, "")
         assert result.err.count("\n") == 1
     assert not page.exists()
+
+
+STEP = """
+group dp
+input shard 1MiB
+buffer full 8MiB
+buffer out 1MiB
+gather start dp 50us reads shard writes full
+other  compute 20us reads shard writes out
+ready  wait gather
+matmul compute 90us reads full writes out
+"""
+
+
+def timelines(folder: Path) -> Path:
+    """What the backend leaves of a graph: a prediction, and what two ranks measured."""
+    for rank, other in enumerate(("25us", "30us")):
+        for kind, text in (("predicted", STEP), ("measured", STEP.replace("20us", other))):
+            path = folder / f"graph0.forward.rank{rank}.{kind}.json"
+            path.write_text(json.dumps(timeline_to_json(simulate(parse_program(text)))))
+    return folder
+
+
+def test_timelines_of_the_backend_are_laid_beside_their_prediction(
+    undertow: Run, tmp_path: Path
+) -> None:
+    folder, page = timelines(tmp_path), tmp_path / "page.html"
+    result = undertow("report", folder, "--html", page)
+    assert (result.code, result.err) == (0, "")
+    for piece in ("graph0.forward: measured", "all compute", "-20.0%", "The slowest rank is 1"):
+        assert piece in result.out
+    text = page.read_text()
+    assert "graph0.forward, predicted" in text
+    assert "graph0.forward, measured, rank 1" in text
+    one = undertow("report", folder / "graph0.forward.rank0.measured.json", "--json").json
+    assert one["graphs"][0]["predicted_seconds"] is None
+    (graph,) = undertow("report", *sorted(folder.glob("*.json")), "--json").json["graphs"]
+    assert graph["error"] == 0
+    assert [task["name"] for task in graph["tasks"]] == ["gather", "other", "matmul"]
+
+
+def test_folders_and_files_that_do_not_fit_get_a_sentence(undertow: Run, tmp_path: Path) -> None:
+    assert "holds no timelines" in undertow("report", tmp_path).err
+    file = timelines(tmp_path) / "graph0.forward.rank0.measured.json"
+    assert "--step is for traces" in undertow("report", file, "--step", "3").err
+    assert "one by one" in undertow("report", file, RANKS[0]).err
+    file.write_text(file.read_text()[:-30])
+    result = undertow("report", file)
+    assert result.code == 2
+    assert "is not JSON, or is cut off" in result.err

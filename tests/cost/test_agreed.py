@@ -8,9 +8,11 @@ import pytest
 
 from tests.schedule.test_buckets import gathers
 from undertow.cost.agreed import agreed
+from undertow.cost.cluster import Cluster
 from undertow.cost.sources import FunctionSource, Query
 from undertow.errors import CostError
-from undertow.program import Collective, Task
+from undertow.program import Collective, ProgramBuilder, Task
+from undertow.program.model import OpClass, Work
 
 
 def measured(factor: int) -> FunctionSource:
@@ -60,3 +62,19 @@ def test_what_nobody_measured_is_left_to_other_sources():
 def test_a_wrong_count_is_refused():
     with pytest.raises(CostError, match="agreed on 1 costs, but"):
         agreed(gathers(4), measured(1), lambda numbers: [1])
+
+
+def test_a_piece_of_compute_takes_its_share_of_what_was_agreed():
+    work = Work("aten.mm", OpClass.MATMUL, 4_000_000_000, 100_000, 100_000)
+    builder = ProgramBuilder("step")
+    x = builder.buffer("x", 1000)
+    builder.compute("mm", writes=(x,), work=work)
+    program = builder.build()
+    own = FunctionSource(lambda task, ranks: 2e-3, name="measured")
+    source = agreed(program, own, lambda numbers: [1_000_000], Cluster.parse("cpux2"))
+    whole = program.tasks[0]
+    piece = replace(whole, name="mm.0", work=replace(work, flops=1_000_000_000))
+    assert source.price(Query(whole)).ns == 1_000_000
+    assert 250_000 <= source.price(Query(piece)).ns < 300_000  # and the start of a kernel
+    assert source.price(Query(replace(piece, name="mm.joined"))) is None
+    assert agreed(program, own, lambda numbers: numbers).price(Query(piece)) is None

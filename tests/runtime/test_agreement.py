@@ -57,6 +57,20 @@ def test_the_median_is_a_measured_number_and_skips_ranks_without_one() -> None:
     assert on_threads(case, list(brought)) == {rank: [5, 1, None] for rank in brought}
 
 
+@pytest.mark.parametrize(
+    ("choice", "expected"), [("least", [1, 4.0, 7]), ("slowest", [1, 5, 9]), ("first", [2, 4.0, 7])]
+)
+def test_the_least_of_each_or_those_of_the_slowest_rank(choice: str, expected: list[float]) -> None:
+    brought = {0: [2, 4.0, 7], 1: [1, 5, 9], 2: [3, None, 8]}
+
+    def case(store: dist.Store, rank: int) -> Any:
+        return agree_on_numbers(
+            store, rank, list(brought), "k", brought[rank], choice=choice, timeout=5
+        )
+
+    assert on_threads(case, list(brought)) == dict.fromkeys(brought, expected)
+
+
 def test_ranks_with_other_counts_of_numbers_are_named_on_every_rank() -> None:
     def case(store: dist.Store, rank: int) -> Any:
         return agree_on_numbers(store, rank, range(4), "k", [1.0] * (3 - (rank == 2)), timeout=5)

@@ -1,16 +1,15 @@
-"""Measured Timelines: what the clock makes of a run, and of several ranks."""
+"""Measured Timelines: what the clock makes of a run, on a host and on a device."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
-from undertow.program import Order, Program, Timeline, parse_program
-from undertow.program.memory import profile_memory
-from undertow.runtime.measure import Recorder, merge_timelines, own_ns, slowest_rank
+from undertow.program import Program, parse_program
+from undertow.runtime import measure
+from undertow.runtime.measure import Recorder, own_ns, wire_ns
 
 PROGRAM = """
 group dp
@@ -29,17 +28,17 @@ def program() -> Program:
     return parse_program(PROGRAM)
 
 
-def measured(times: list[int], done: int) -> Timeline:
+def recorded(times: list[int], done: int | None = None) -> Recorder:
     """A run whose tasks were over at `times`, the gather at `done`, in nanoseconds."""
     recorder = Recorder(program())
-    recorder._host = [0, *times]
-    recorder._began = 0
-    recorder._done[1] = done
-    return recorder.timeline()
+    recorder._marks = [0, *times]
+    if done is not None:
+        recorder._done[1] = done
+    return recorder
 
 
 def test_a_run_gives_begin_end_and_exposure() -> None:
-    timeline = measured([5, 15, 45, 80, 200], done=75)
+    timeline = recorded([5, 15, 45, 80, 200], done=75).timeline()
     assert timeline.begin.tolist() == [0, 5, 15, 45, 80]
     assert timeline.end.tolist() == [5, 75, 45, 80, 200]
     assert timeline.exposed.tolist() == [0, 35, 0, 0, 0]
@@ -47,21 +46,96 @@ def test_a_run_gives_begin_end_and_exposure() -> None:
     assert timeline.compute_ns == 5 + 30 + 120  # a view takes the time that its call took
 
 
+def test_a_collective_whose_end_nobody_saw_ends_at_its_wait() -> None:
+    assert recorded([5, 15, 45, 80, 200]).timeline().end.tolist() == [5, 80, 45, 80, 200]
+
+
+def own(times: list[list[int]]) -> dict[str, int]:
+    return own_ns(program(), [recorded(row).sample() for row in times])
+
+
 def test_views_and_starts_count_in_the_task_before_them() -> None:
-    runs = [measured([5, 15, 45, 80, 200], 75), measured([5, 15, 45, 85, 205], 75)]
-    assert own_ns(runs) == {"other": 5 + 10 + 30, "matmul": 120}
+    found = own([[5, 15, 45, 80, 200], [5, 15, 45, 85, 205]])
+    assert found == {"other": 5 + 10 + 30, "matmul": 120}
+
+
+def test_collectives_take_what_they_took_on_the_wire() -> None:
+    runs = [recorded([5, 15, 45, 80, 200], done).sample() for done in (75, 65, 79)]
+    assert wire_ns(runs) == {1: 70}
 
 
 def test_single_interruptions_count_in_the_whole() -> None:
     """Each run is interrupted by 70 ns, in another task each: the medians show none of it."""
-    runs = [
-        measured([70, 80, 110, 145, 265], 100),
-        measured([0, 80, 110, 145, 265], 100),
-        measured([0, 10, 110, 145, 265], 100),
-    ]
-    found = own_ns(runs)
+    found = own([[70, 80, 110, 145, 265], [0, 80, 110, 145, 265], [0, 10, 110, 145, 265]])
     assert sum(found.values()) == pytest.approx(230, abs=2)
     assert found["matmul"] > 120
+
+
+class Work:
+    """A collective on its way: over when it is told, or waited for."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def is_completed(self) -> bool:
+        return self.is_over
+
+    def wait(self) -> None:
+        self.is_over = True
+
+
+def test_the_end_of_a_collective_is_seen_between_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work()
+    monkeypatch.setattr(measure, "issue", lambda op, x: (x, work))
+    recorder = Recorder(program())
+    recorder.begin()
+    recorder.mark()
+    x = torch.ones(1)
+    recorder.start(1, None, x)
+    recorder.mark()
+    work.is_over = True
+    recorder.mark()
+    time.sleep(0.002)
+    assert recorder.wait(3, None, x) is x
+    recorder.mark()
+    recorder.mark()
+    timeline = recorder.timeline()
+    assert timeline.end[1] < timeline.end[3] - 1_000_000  # long before its wait
+
+
+class Event:
+    """An event of a device whose stream takes 10 us between any two of them."""
+
+    made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at = -1
+
+    def record(self) -> None:
+        self.at, Event.made = Event.made, Event.made + 1
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other.at - self.at) * 0.01
+
+
+def test_on_a_device_the_clock_is_that_of_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "Event", Event)
+    synchronized: list[bool] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: synchronized.append(True))
+    recorder = Recorder(program(), torch.device("cuda"))
+    for _ in range(2):
+        recorder.begin()
+        recorder.mark()
+        assert recorder.start(1, lambda x: x + 1, 41) == 42
+        recorder.mark()
+        recorder.mark()
+        assert recorder.wait(3, lambda x: x, 42) == 42
+        recorder.mark()
+        recorder.mark()
+        assert recorder.timeline().total_ns == 50_000
+    assert wire_ns([recorder.sample()]) == {1: 30_000}  # until its wait was over
+    assert synchronized
 
 
 def test_marks_are_real_times() -> None:
@@ -79,28 +153,3 @@ def test_an_operator_without_another_form_is_called_as_it_is() -> None:
     recorder = Recorder(program())
     assert recorder.start(1, lambda *args: args, 1, 2) == (1, 2)
     assert recorder.wait(3, lambda x: x + 1, 41) == 42
-
-
-def rank(total: int, scale: int) -> Timeline:
-    known = program()
-    ready = np.arange(len(known), dtype=np.int64) * scale
-    end = ready + scale
-    zeros = np.zeros(len(known), dtype=np.int64)
-    memory = profile_memory(known)
-    return Timeline(known, Order.captured(known), ready, ready, end, zeros, memory, total)
-
-
-def test_ranks_are_merged_by_the_median_and_the_slowest_is_named() -> None:
-    ranks = [rank(50, 10), rank(55, 11), rank(100, 20)]
-    merged = merge_timelines(ranks)
-    assert merged.total_ns == 55
-    assert merged.end.tolist() == ranks[1].end.tolist()
-    assert slowest_rank(ranks) == 2
-
-
-def test_ranks_of_different_programs_are_not_merged() -> None:
-    other: Any = rank(50, 10)
-    strange = parse_program("input a 1MiB\nbuffer b 1MiB\nx compute 5us reads a writes b\n")
-    object.__setattr__(other, "program", strange)
-    with pytest.raises(ValueError, match="different programs"):
-        merge_timelines([rank(50, 10), other])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,42 +15,91 @@ import torch
 from undertow.backend.agree import deciding_ranks
 from undertow.cache import cache_key, read_entry, write_entry
 from undertow.capture import torch_api
-from undertow.cost.sources import FunctionSource
+from undertow.cost.agreed import captured_name, piece_share
+from undertow.cost.calibrate import fit_device
+from undertow.cost.cluster import Cluster
+from undertow.cost.sources import FunctionSource, ModelSource
 from undertow.cost.tables import Curve
 from undertow.errors import AgreementError, CostError
-from undertow.program import Program, Task
-from undertow.program.model import Collective
+from undertow.program import Program, Task, simulate
+from undertow.program.model import Collective, Kind, Work
 from undertow.runtime import agreement, job, links
+from undertow.runtime.agreement import Choice
+from undertow.runtime.measure import Sample, own_ns, wire_ns
 from undertow.runtime.notices import say_once
 from undertow.schedule.plan import program_digest
 
 _ROOM = "measured"
-_VERSION = 1
+_VERSION = 2
+_SCALES = 20, 4000  # thousandths of what ATen calls take that kernels may take
 _shared: dict[str, int] = {}  # key -> how often it was shared through the store
 
 
 @dataclass(frozen=True, slots=True)
+class AsRun:
+    """What the tasks of a scheduled program took while it ran, in its order."""
+
+    program: str  # its digest
+    ns: tuple[int, ...]  # per task
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
-    """What compute tasks take, by name, and curves of collectives, by group, kind and dtype."""
+    """What compute tasks take, by name, and curves of collectives, by group, kind and dtype: what
+    is decided on. And what everything took in the order that was decided: what is predicted."""
 
     compute_ns: Mapping[str, int]
     curves: Mapping[str, Curve]
+    as_run: AsRun | None = None
 
-    def source(self, program: Program) -> FunctionSource:
-        """As a source of costs for the tasks of this program, and for what is made by merging."""
+    def source(self, program: Program, cluster: Cluster) -> FunctionSource:
+        """As a source of costs for the tasks of this program, for pieces of them, which take their
+        share of the whole in the cluster's model, and for what is made by merging."""
         names = {stream.ranks: stream.name for stream in program.streams[2:]}
+        known = {task.name: task for task in program.tasks}
+        model = ModelSource(cluster)
 
         def seconds(task: Task, ranks: tuple[int, ...]) -> float | None:
             work = task.work
             if not isinstance(work, Collective):
-                ns = self.compute_ns.get(task.name)
-                return None if ns is None else ns / 1e9
+                return self._compute_seconds(task, known.get(captured_name(task.name)), model)
             curve = self.curves.get(str(links.Line(names.get(ranks, ""), work.kind, work.dtype)))
             if curve is None or work.nbytes is None:
                 return None
             return curve.at(work.nbytes) / 1e9
 
         return FunctionSource(seconds, name="measured")
+
+    def _compute_seconds(self, task: Task, whole: Task | None, model: ModelSource) -> float | None:
+        if whole is None or whole.name not in self.compute_ns:
+            return None
+        ns = self.compute_ns[whole.name]
+        if task.name == whole.name:
+            return ns / 1e9
+        share = piece_share(model, task, whole)
+        return None if share is None else ns * share / 1e9
+
+    def on(self, cluster: Cluster, program: Program) -> Cluster:
+        """The cluster with a device that fits what was measured: it prices what was not, such as
+        the copies of buckets."""
+        samples = [
+            (task.work, self.compute_ns[task.name])
+            for task in program.tasks
+            if isinstance(task.work, Work) and self.compute_ns.get(task.name, 0) > 0
+        ]
+        return replace(cluster, device=fit_device(cluster.device, samples)) if samples else cluster
+
+    def applied(self, program: Program) -> Program:
+        """A scheduled program with what its tasks took while it ran, if that is known."""
+        if self.as_run is None or self.as_run.program != program_digest(program):
+            return program
+        tasks = tuple(
+            replace(task, ns=ns, priced_by="measured")
+            if task.kind in (Kind.COMPUTE, Kind.START)
+            else task
+            for task, ns in zip(program.tasks, self.as_run.ns, strict=True)
+        )
+        return replace(program, tasks=tasks)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -57,6 +108,9 @@ class Measured:
                 name: {"nbytes": list(curve.nbytes), "ns": list(curve.ns)}
                 for name, curve in self.curves.items()
             },
+            "as_run": None
+            if self.as_run is None
+            else {"program": self.as_run.program, "ns": list(self.as_run.ns)},
         }
 
     @staticmethod
@@ -67,9 +121,11 @@ class Measured:
                 str(name): Curve.of(zip(curve["nbytes"], curve["ns"], strict=True))
                 for name, curve in data["curves"].items()
             }
+            run = data["as_run"]
+            as_run = None if run is None else AsRun(str(run["program"]), tuple(map(int, run["ns"])))
         except (KeyError, TypeError, ValueError, AttributeError, CostError) as error:
             raise CostError(f"measured costs of the wrong form: {error}") from error
-        return Measured(compute, curves)
+        return Measured(compute, curves, as_run)
 
 
 def measure_links(program: Program, device: torch.device) -> Mapping[str, Curve]:
@@ -78,53 +134,117 @@ def measure_links(program: Program, device: torch.device) -> Mapping[str, Curve]
     return links.curves(lines, links.time_lines(lines, device))
 
 
-def slowed(
-    curves: Mapping[str, Curve], program: Program, wires: Sequence[Mapping[int, int]]
+def scaled(
+    curves: Mapping[str, Curve], program: Program, wires: Mapping[int, int]
 ) -> dict[str, Curve]:
-    """The curves as collectives ran beside compute, on ranks that are not always there at once.
+    """The curves of collectives as they are within the step: beside compute, on tensors that no
+    cache holds, with ranks that are not always there at once. `wires` are what starts of `program`
+    took; the whole of that against what their curve says is the factor."""
+    alone: dict[str, int] = {}
+    within: dict[str, int] = {}
+    for start, ns in wires.items():
+        task = program.tasks[start]
+        work = task.work
+        if not isinstance(work, Collective) or not work.nbytes:
+            continue
+        line = str(links.Line(program.streams[task.stream].name, work.kind, work.dtype))
+        if line in curves:
+            alone[line] = alone.get(line, 0) + curves[line].at(work.nbytes)
+            within[line] = within.get(line, 0) + ns
+    made = dict(curves)
+    for line in alone:
+        known = curves[line]
+        times = [max(ns * within[line] // max(alone[line], 1), 1) for ns in known.ns]
+        made[line] = Curve.of(zip(known.nbytes, times, strict=True))
+    return made
 
-    `wires` are what the collectives of `program` took in some runs. Alone on its link one takes
-    less: the whole of what they took against the whole of what the curves say is the factor.
-    """
-    alone = beside = 0
-    for wire in wires:
-        for start, ns in wire.items():
-            task = program.tasks[start]
-            work = task.work
-            assert isinstance(work, Collective)
-            group = program.streams[task.stream].name
-            curve = curves.get(str(links.Line(group, work.kind, work.dtype)))
-            if curve is not None and work.nbytes:
-                alone, beside = alone + curve.at(work.nbytes), beside + ns
-    if beside <= alone:
-        return dict(curves)
-    return {
-        name: Curve.of([(n, ns * beside // alone) for n, ns in zip(c.nbytes, c.ns, strict=True)])
-        for name, c in curves.items()
-    }
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one rank saw of a program: some runs of its tasks, and what some runs of the kernels
+    that stand for them took as a whole, if there are such."""
+
+    program: Program
+    runs: Sequence[Sample]
+    whole: Sequence[int] = ()
+
+    def costs(self) -> tuple[dict[str, int], dict[int, int]]:
+        """Compute by name and collectives by start; compute at the scale of the kernels."""
+        own, wires = own_ns(self.program, self.runs), wire_ns(self.runs)
+        if not self.whole:
+            return own, wires
+        total = int(statistics.median_low(self.whole))
+        permille = _scale(_as_run(self.program, own, wires), total)
+        return {name: ns * permille // 1000 for name, ns in own.items()}, wires
 
 
-def agree_on_costs(measured: Measured, program: Program, key: str, timeout: float) -> Measured:
-    """The same costs on all ranks: the median of each number."""
-    store = torch_api.job_store()
-    if store is None:
-        return measured
-    rank, _ = job.rank_and_world()
-    ranks = deciding_ranks(program)
-    names, curves = list(measured.compute_ns), list(measured.curves)
-    numbers = [measured.compute_ns[name] for name in names]
-    numbers += [ns for name in curves for ns in measured.curves[name].ns]
-    agreed = iter(
-        agreement.agree_on_numbers(
-            store, rank, ranks, f"costs of {key}", numbers, choice="median", timeout=timeout
-        )
+def _as_run(program: Program, own: Mapping[str, int], wires: Mapping[int, int]) -> Program:
+    tasks = tuple(
+        replace(task, ns=own.get(task.name, 0) if task.kind is Kind.COMPUTE else wires.get(i, 0))
+        for i, task in enumerate(program.tasks)
     )
-    compute = {name: int(next(agreed) or 0) for name in names}
+    return replace(program, tasks=tasks)
+
+
+def _scale(program: Program, total_ns: int) -> int:
+    """The thousandths of its compute at which a program takes this time, as near as can be."""
+
+    def total(permille: int) -> int:
+        tasks = tuple(
+            replace(task, ns=task.ns * permille // 1000) if task.kind is Kind.COMPUTE else task
+            for task in program.tasks
+        )
+        return simulate(replace(program, tasks=tasks)).total_ns
+
+    low, high = _SCALES
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if total(middle) <= total_ns else (low, middle)
+    return low
+
+
+def agree_on_costs(seen: Seen, curves: Mapping[str, Curve], key: str, timeout: float) -> Measured:
+    """The same costs on all ranks. Compute is that of the slowest rank, for which the others wait;
+    a collective takes what it took for the rank that came last; of curves the median."""
+    agree = _agreeing(seen.program, key, timeout)
+    own, wires = seen.costs()
+    compute = dict(zip(own, agree(list(own.values()), Choice.SLOWEST), strict=True))
+    wires = dict(zip(wires, agree(list(wires.values()), Choice.LEAST), strict=True))
+    agreed = iter(agree([ns for curve in curves.values() for ns in curve.ns], Choice.MEDIAN))
     made = {
-        name: Curve.of([(nbytes, max(int(next(agreed) or 1), 1)) for nbytes in known.nbytes])
-        for name, known in measured.curves.items()
+        name: Curve.of([(nbytes, max(next(agreed), 1)) for nbytes in known.nbytes])
+        for name, known in curves.items()
     }
-    return Measured(compute, made)
+    return Measured(compute, scaled(made, seen.program, wires))
+
+
+def agree_on_run(seen: Seen, key: str, timeout: float) -> AsRun:
+    """What a scheduled program took, on all ranks what the first one saw: its compute and its
+    waiting belong together."""
+    ns = [task.ns for task in _as_run(seen.program, *seen.costs()).tasks]
+    agree = _agreeing(seen.program, f"{key} as it runs", timeout)
+    return AsRun(program_digest(seen.program), tuple(agree(ns, Choice.FIRST)))
+
+
+def _agreeing(
+    program: Program, key: str, timeout: float
+) -> Callable[[Sequence[int], Choice], list[int]]:
+    """How the ranks of a program make numbers the same; where there are no others, they are."""
+    store = torch_api.job_store()
+    rank, _ = job.rank_and_world()
+    ranks = deciding_ranks(program) if store is not None else ()
+    rounds = itertools.count()
+
+    def agree(numbers: Sequence[int], choice: Choice) -> list[int]:
+        if store is None:
+            return list(numbers)
+        name = f"costs of {key}, {next(rounds)}"
+        found = agreement.agree_on_numbers(
+            store, rank, ranks, name, numbers, choice=choice, timeout=timeout
+        )
+        return [int(number or 0) for number in found]
+
+    return agree
 
 
 def kept_costs(program: Program, timeout: float) -> Measured | None:

@@ -25,6 +25,7 @@ from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_module
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price
+from undertow.cost.sources import Source
 from undertow.errors import OrderError, ProgramError
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import convert
@@ -146,13 +147,16 @@ def schedule(
         return Scheduled(part, gm, captured, captured)
     cluster = _cluster(options)
     fuses = options.codegen == "native" and loop_compiler() is not None
-    own = () if measured is None else (measured.source(captured),)
+    own: tuple[Source, ...] = ()
+    if measured is not None:
+        cluster = measured.on(cluster, captured)
+        own = (measured.source(captured, cluster),)
     plan = schedule_nodes(
         gm.graph,
         cluster=cluster,
         estimate=options.estimate,
         limits=_limits(options.memory, part),
-        plan=None if options.plan is None else _plan_for(captured, options.plan, part.label),
+        plan=None if options.plan is None else plan_for(captured, options.plan, part.label),
         merge=options.merge,
         split=options.split or options.plan is not None,  # as a given Plan has it
         donated=part.donated,
@@ -164,6 +168,8 @@ def schedule(
     running = convert(gm.graph, name=part.label, donated=part.donated)
     sources = (*sources_of(running, options.estimate, cluster), *own)
     program = price(running.program, cluster, sources, regions=fuses).program
+    if measured is not None:
+        program = measured.applied(program)
     return Scheduled(part, gm, program, captured, simulate(program), plan)
 
 
@@ -187,7 +193,7 @@ def _limits(memory: Limits, part: Part) -> Limits:
     return replace(memory, peak_bytes=max(memory.peak_bytes - part.resident_nbytes, 0))
 
 
-def _plan_for(program: Program, place: Path, label: str) -> Plan:
+def plan_for(program: Program, place: Path, label: str) -> Plan:
     """The saved Plan that was made for this graph."""
     wanted = program_digest(program)
     paths = sorted(place.glob("*.plan.json")) if place.is_dir() else [place]

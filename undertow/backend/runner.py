@@ -3,29 +3,44 @@
 A graph that is not measured is run by its module alone. With `timeline=n` the n-th call is
 measured and its Timeline written. With `cluster="measure"` some calls are, and the collectives are
 timed on their links; then the ranks agree on the numbers and the graph is scheduled anew, once.
+What it takes in its new order is measured once more, for the prediction alone.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from undertow.backend.artefacts import leave_timeline
-from undertow.backend.costs import Measured, agree_on_costs, keep_costs, measure_links, slowed
+from undertow.backend.costs import (
+    Measured,
+    Seen,
+    agree_on_costs,
+    agree_on_run,
+    keep_costs,
+    measure_links,
+)
 from undertow.backend.options import BackendOptions
 from undertow.backend.scheduled import Scheduled
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_measured_module
-from undertow.program import Program, Timeline
+from undertow.program import Program, Timeline, simulate
 from undertow.program.model import Kind
-from undertow.runtime.measure import Recorder, own_ns
+from undertow.runtime.measure import Recorder, Sample
+from undertow.runtime.notices import say_once
 
 measured_timelines: dict[str, Timeline] = {}
 """The last measured Timeline of each graph of this process, by its label."""
 predicted_timelines: dict[str, Timeline] = {}
-"""What was predicted for each of these."""
+"""What was predicted for each graph that is measured, or will be."""
+
+
+inside_ns = 0
+"""What calls of graphs with collectives have taken in this process, all in all."""
 
 
 class Runner:
@@ -41,62 +56,141 @@ class Runner:
         self.scheduled, self._run, self._options = scheduled, run, options
         self._again = again  # schedules anew with measured costs; None: not asked for, or done
         self._calls = 0
-        self._seen: list[Timeline] = []
-        self._wires: list[dict[int, int]] = []
-        self._measured_run: Run | None = None
+        self._samples = max(options.measure_steps, 1)
+        self._runs: list[Sample] = []
+        self._is_native = options.codegen == "native"
+        self._whole: list[int] = []  # what calls of kernels of our own took
+        self._is_new = False  # scheduled anew, and not yet measured as it runs now
+        self._has_timeline = False
+        self._costs: Measured | None = None
+        self._measured: tuple[Recorder, Run] | None = None  # made before a call that needs it
 
     def call(self, args: list[Any]) -> Any:
-        self._calls += 1
-        if self._again is not None and self._calls > 1:  # the first call warms up
-            if len(self._seen) < max(self._options.measure_steps, 1):
-                result, timeline, wires = self._measure(args)
-                self._seen.append(timeline)
-                self._wires.append(wires)
-                return result
-            self._schedule_again(_device_of(args))
-        if self._calls == self._options.timeline:
-            result, timeline, _ = self._measure(args)
-            label = self.scheduled.part.label
-            measured_timelines[label] = timeline
+        global inside_ns
+        began = time.perf_counter_ns()
+        try:
+            return self._call(args)
+        finally:
             if self.scheduled.predicted is not None:
-                predicted_timelines[label] = self.scheduled.predicted
-            leave_timeline(self._options.report, label, "measured", timeline)
+                inside_ns += time.perf_counter_ns() - began
+
+    def _call(self, args: list[Any]) -> Any:
+        self._calls += 1
+        device = _device_of(args)
+        is_asked_for = self._again is None and self._options.timeline == 1
+        if self._calls == 1 and not is_asked_for:  # warms up
+            result = self._run(args)
+            self._prepare(device)
             return result
+        if self._again is not None:
+            if not self._is_sampled:
+                return self._sample(args, device)
+            self._schedule_again(device)
+            return self._run(args)  # warms up
+        if self._is_new:
+            if not self._is_sampled:
+                return self._sample(args, device)
+            self._predict_again()
+        if not self._has_timeline and self._calls >= self._options.timeline > 0:
+            return self._leave_timeline(args)
         return self._run(args)
 
-    def _measure(self, args: list[Any]) -> tuple[Any, Timeline, dict[int, int]]:
-        program = self.scheduled.program
-        assert program is not None
-        recorder = Recorder(program, _device_of(args))
-        clock = {"mark": recorder.mark, "start": recorder.start, "wait": recorder.wait}
-        run = load_module(self._measured_module(program), self.scheduled.part.label, clock)
-        recorder.begin()
-        result = run(args)
-        timeline = recorder.timeline()
-        return result, timeline, recorder.wire_ns(timeline)
+    @property
+    def _is_sampled(self) -> bool:
+        return min(len(self._runs), len(self._whole) if self._is_native else self._samples) >= (
+            self._samples
+        )
 
-    def _measured_module(self, program: Program) -> Any:
-        label = f"{self.scheduled.part.label}, measured"
-        starts_and_waits = [
-            task.name for task in program.tasks if task.kind in (Kind.START, Kind.WAIT)
-        ]
-        return write_measured_module(self.scheduled.module, label, program.index, starts_and_waits)
+    def _sample(self, args: list[Any], device: torch.device) -> Any:
+        """One call for the costs. Kernels of our own cannot be told apart: they are timed as a
+        whole, in turns with the ATen calls that they stand for."""
+        if self._is_native and len(self._whole) < len(self._runs):
+            began = time.perf_counter_ns()
+            result = self._run(args)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            self._whole.append(time.perf_counter_ns() - began)
+            return result
+        result, recorder = self._measure(args)
+        self._runs.append(recorder.sample())
+        return result
+
+    def _leave_timeline(self, args: list[Any]) -> Any:
+        self._has_timeline = True
+        result, recorder = self._measure(args)
+        timeline, label = recorder.timeline(), self.scheduled.part.label
+        measured_timelines[label] = timeline
+        leave_timeline(self._options.report, label, "measured", timeline)
+        return result
+
+    def _measure(self, args: list[Any]) -> tuple[Any, Recorder]:
+        if self._measured is None:
+            self._prepare(_device_of(args))
+        assert self._measured is not None
+        recorder, run = self._measured
+        recorder.begin()
+        return run(args), recorder
+
+    def _prepare(self, device: torch.device) -> None:
+        """Make the measured module ahead of time: ranks should not wait for each other's."""
+        self._measured = None
+        is_asked = self._options.timeline and not self._has_timeline
+        if self._again is None and not self._is_new and not is_asked:
+            return
+        program, label = self.scheduled.program, self.scheduled.part.label
+        assert program is not None
+        if self._is_native:
+            say_once(
+                "measuring native",
+                'with codegen="native" tasks are timed as the ATen calls that its kernels stand '
+                "for; measured costs are scaled so that a graph takes what its kernels do, "
+                "measured timelines are not",
+            )
+        if self.scheduled.predicted is not None:
+            predicted_timelines[label] = self.scheduled.predicted
+        collectives = [task.name for task in program.tasks if task.kind in (Kind.START, Kind.WAIT)]
+        written = write_measured_module(
+            self.scheduled.module, f"{label}, measured", program.index, collectives
+        )
+        recorder = Recorder(program, device)
+        clock = {"mark": recorder.mark, "start": recorder.start, "wait": recorder.wait}
+        self._measured = recorder, load_module(written, label, clock)
 
     def _schedule_again(self, device: torch.device) -> None:
         assert self._again is not None
-        assert self.scheduled.captured is not None
-        captured = self.scheduled.captured
-        program = self.scheduled.program
+        captured, program = self.scheduled.captured, self.scheduled.program
+        assert captured is not None
         assert program is not None
-        curves = slowed(measure_links(captured, device), program, self._wires)
-        measured = Measured(own_ns(self._seen), curves)
-        label = self.scheduled.part.label
-        measured = agree_on_costs(measured, captured, label, self._options.timeout)
-        keep_costs(captured, measured)
-        self.scheduled, self._run = self._again(measured)
-        self._again, self._seen, self._wires = None, [], []
+        label, timeout = self.scheduled.part.label, self._options.timeout
+        curves = measure_links(captured, device)
+        self._costs = agree_on_costs(self._seen(program), curves, label, timeout)
+        keep_costs(captured, self._costs)
+        self.scheduled, self._run = self._again(self._costs)
+        self._again, self._runs, self._whole, self._is_new = None, [], [], True
+        self._prepare(device)
+
+    def _predict_again(self) -> None:
+        """What the graph takes as it is scheduled now: others overlap, and slow each other."""
+        captured, program = self.scheduled.captured, self.scheduled.program
+        assert captured is not None
+        assert program is not None
+        assert self._costs is not None
+        label, timeout = self.scheduled.part.label, self._options.timeout
+        costs = replace(self._costs, as_run=agree_on_run(self._seen(program), label, timeout))
+        keep_costs(captured, costs)
+        program = costs.applied(program)
+        predicted = simulate(program)
+        self.scheduled = replace(self.scheduled, program=program, predicted=predicted)
+        predicted_timelines[label] = predicted
+        leave_timeline(self._options.report, label, "predicted", predicted)
+        self._runs, self._whole, self._is_new = [], [], False
+
+    def _seen(self, program: Program) -> Seen:
+        return Seen(program, self._runs, self._whole)
 
 
 def _device_of(args: list[Any]) -> torch.device:
-    found = (arg.device for arg in args if isinstance(arg, torch.Tensor))
-    return next(found, torch.device("cpu"))
+    """Where the graph computes; single inputs, such as counters, may be on the host even so."""
+    devices = [arg.device for arg in args if isinstance(arg, torch.Tensor)]
+    on_host = torch.device("cpu")
+    return next((device for device in devices if device.type != on_host.type), on_host)

@@ -10,16 +10,22 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from undertow.backend.agree import agree_on
 from undertow.backend.artefacts import leave_module, leave_plan, title
+from undertow.backend.costs import Seen, agree_on_costs, keep_costs, kept_costs, measure_links
 from undertow.backend.options import BackendOptions
+from undertow.backend.pipeline import plan_for
+from undertow.capture import torch_api
 from undertow.codegen.module import write_module
 from undertow.cost.cluster import Cluster
+from undertow.cost.sources import Source
 from undertow.graph.convert import convert
 from undertow.graph.inductor_bridge import UndertowPass, compile_with_inductor
 from undertow.graph.nodes import name_modules
+from undertow.program import Program
 from undertow.runtime import job
 from undertow.runtime.notices import counts, say_once
 from undertow.schedule.plan import Plan
@@ -32,16 +38,26 @@ def compile_through_inductor(
     if options.is_measuring:
         say_once(
             "measuring with inductor",
-            'cluster="measure" times ATen calls, not the kernels of Inductor: with '
-            'codegen="inductor" costs are those of the cluster that the job looks like',
-        )
-    if options.plan is not None:
-        say_once(
-            "plan with inductor",
-            'a Plan is for graphs of codegen="aten"; with codegen="inductor" it is not used',
+            'with codegen="inductor", cluster="measure" times collectives on their links; what '
+            "Inductor's kernels take is the model of the cluster that the job looks like",
         )
     cluster = options.cluster if isinstance(options.cluster, Cluster) else job.guess_cluster()
     numbers = itertools.count()
+    place = options.plan
+    given = None if place is None else lambda program: plan_for(program, place, label)
+
+    def costs(program: Program) -> tuple[Source, ...]:
+        """What the collectives take here; their links are timed by all ranks of the same graph."""
+        agree_on(program, options.timeout)
+        measured = kept_costs(program, options.timeout)
+        if measured is None:
+            with torch_api.without_modes():  # Inductor is at work on fakes
+                curves = measure_links(program, _device_of(gm))
+            seen = Seen(program, ())
+            key = f"{label} for inductor, {next(numbers)}"
+            measured = agree_on_costs(seen, curves, key, options.timeout)
+            keep_costs(program, measured)
+        return (measured.source(program, cluster),)
 
     def scheduled(graph: fx.Graph, plan: Plan) -> None:
         counts["graphs"] += 1
@@ -64,7 +80,18 @@ def compile_through_inductor(
         options.merge,
         None,
         pin=True,
-        split=options.split,
+        split=options.split or place is not None,  # as a given Plan has it
         after=scheduled,
+        plan_for=given,
+        costs=costs if options.is_measuring else None,
     )
     return compile_with_inductor(gm, inputs, scheduling)
+
+
+def _device_of(gm: fx.GraphModule) -> torch.device:
+    """Where the graph computes; single inputs may be on the host even so."""
+    values = [node.meta.get("example_value") for node in gm.graph.nodes]
+    values += list(gm.parameters())
+    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
+    on_host = torch.device("cpu")
+    return next((device for device in devices if device.type != on_host.type), on_host)

@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn import init
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 from undertow.errors import UndertowError
 
@@ -61,6 +62,7 @@ __all__ = [
     "sequence_number",
     "storage_key",
     "uses_python_reducer",
+    "without_modes",
 ]
 
 SUPPORTED = (2, 13)

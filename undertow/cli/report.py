@@ -1,4 +1,4 @@
-"""`undertow report`: what a real job did, from its torch.profiler traces."""
+"""`undertow report`: what a real job did, from torch.profiler traces or the backend's Timelines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.cli.step import JobsOption, progress_bar
 from undertow.errors import UndertowError
+from undertow.program.serialize import load_json
+from undertow.report.beside import (
+    Beside,
+    beside_json,
+    beside_report,
+    beside_tracks,
+    headline,
+    read_beside,
+)
 from undertow.report.measured import Measured, read_measured
 from undertow.report.page import Track, write_page
 from undertow.report.ranks import (
@@ -30,13 +39,18 @@ from undertow.workers import run_all
 app = subcommand()
 
 _MOST_TRACKS = 8  # on one page
+TIMELINES = (".measured.json", ".predicted.json")
 
 
 @app.command("report")
 def command(
     traces: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE", help="Files of torch.profiler, one for each rank."),
+        typer.Argument(
+            metavar="TRACE...",
+            help="Files of torch.profiler, one for each rank; or Timelines of the backend "
+            "(*.measured.json, *.predicted.json), or the folder that they are in.",
+        ),
     ],
     step: Annotated[
         str | None,
@@ -48,13 +62,22 @@ def command(
     jobs: JobsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Read torch.profiler traces of a real job (.json or .json.gz, any GPU, or gloo on CPUs).
+    """What a real job did: torch.profiler traces, or Timelines that the backend measured.
 
-    Says how much of the communication ran behind compute, which collectives compute stood still for
-    and, with the traces of several ranks, which rank made the others wait. Write a trace with
-    `torch.profiler.profile(...)` and `export_chrome_trace` or `tensorboard_trace_handler`.
+    Of traces (.json or .json.gz, any GPU, or gloo on CPUs) it says how much of the communication
+    ran behind compute, which collectives compute stood still for and, with the traces of several
+    ranks, which rank made the others wait. Write a trace with `torch.profiler.profile(...)` and
+    `export_chrome_trace` or `tensorboard_trace_handler`.
+
+    Of the Timelines in the folder of the backend's option `report` (or of `undertow train --out`)
+    it lays what was measured beside what was predicted: the error of each class of work and of
+    each task, the slowest rank, and who made the others wait.
     """
     check_outputs(html)
+    timelines = _timelines(traces, step)
+    if timelines:
+        _report_beside(read_beside(timelines), html, json=json)
+        return
     found = _read(traces, step, jobs, quiet=json)
     if html:
         _write_page(html, found)
@@ -69,6 +92,55 @@ def command(
         show([f"The rank that stood still most is that of {worst.name}:"])
         show(_one(worst))
         show(ranks_report(comparison))
+    show(f"wrote {path}" for path in (html,) if path)
+
+
+def _timelines(paths: Sequence[Path], step: str | None) -> list[tuple[Path, Any]]:
+    """The files of Timelines with their JSON, folders opened; nothing if they are traces."""
+    files = [file for path in paths for file in _files_of(path)]
+    if not any(file.name.endswith(TIMELINES) for file in files):
+        return []
+    others = [file for file in files if not file.name.endswith(TIMELINES)]
+    if others:
+        raise UndertowError(
+            f"{others[0]} is no timeline (*.measured.json, *.predicted.json), but {files[0]} is: "
+            "report traces and timelines one by one"
+        )
+    if step is not None:
+        raise UndertowError("--step is for traces of torch.profiler: a timeline is of one call")
+    return [(file, load_json(file)) for file in files]
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*.json") if file.name.endswith(TIMELINES))
+    if not found:
+        raise UndertowError(
+            f"{path} holds no timelines (*.measured.json); train with "
+            "options={'report': ..., 'timeline': 5}, or `undertow train --out`"
+        )
+    return found
+
+
+def _report_beside(graphs: Sequence[Beside], html: Path | None, *, json: bool) -> None:
+    if html:
+        most = max(_MOST_TRACKS // len(graphs), 2)
+        tracks = [track for graph in graphs for track in beside_tracks(graph, most)]
+        notes = [headline(graph) for graph in graphs]
+        for graph in graphs if len(graphs[0].ranks) > 1 else ():
+            comparison = compare_ranks(graph.ranks)
+            notes += [
+                f"{graph.label}: {text}"
+                for text in ranks_report(comparison)
+                if isinstance(text, str)
+            ]
+        write_page(html, tracks[:_MOST_TRACKS], title="Predicted and measured", notes=notes)
+    if json:
+        show_json({"graphs": [beside_json(graph) for graph in graphs]})
+        return
+    for graph in graphs:
+        show(beside_report(graph))
     show(f"wrote {path}" for path in (html,) if path)
 
 

@@ -103,20 +103,28 @@ def _rows(values: Any, rows: slice) -> tuple[Any, ...]:
 
 def steps(trainer: Trainer, count: int) -> dict[str, Any]:
     """Some steps: seconds and loss of each, and the most memory that this process held."""
-    seconds, losses = [], []
+    seconds, losses, outside = [], [], []
     for _ in range(count):
-        began = time.perf_counter()
+        began, inside = time.perf_counter(), _inside_seconds()
         losses.append(trainer.step())
         seconds.append(time.perf_counter() - began)
+        outside.append(seconds[-1] - (_inside_seconds() - inside))
     peak = _peak_nbytes()
     _forget_peak()
     return {
         "seconds": seconds,
+        "outside_seconds": outside,  # not in graphs that communicate, where these are measured
         "losses": losses,
         "peak_nbytes": peak,
         "idle_nbytes": trainer.idle_nbytes,  # with all its imports, before there was a model
         "measured": _measured(),
     }
+
+
+def _inside_seconds() -> float:
+    """What graphs with a prediction have taken in this process."""
+    runner = sys.modules.get("undertow.backend.runner")
+    return 0.0 if runner is None else runner.inside_ns / 1e9
 
 
 def _peak_nbytes() -> int:
@@ -146,7 +154,11 @@ def _measured() -> dict[str, int]:
     from undertow.backend.runner import measured_timelines, predicted_timelines
 
     names = ("total_ns", "compute_ns", "communication_ns", "exposed_ns")
-    paired = {label: measured_timelines[label] for label in predicted_timelines}
+    paired = {
+        label: timeline
+        for label, timeline in measured_timelines.items()
+        if label in predicted_timelines
+    }
     kinds = {"": measured_timelines, "paired_": paired, "predicted_": predicted_timelines}
     return {
         kind + name: sum(getattr(timeline, name) for timeline in found.values())
@@ -167,7 +179,8 @@ def main() -> None:
             print(json.dumps(steps(trainer, int(json.loads(line)["steps"]))), file=answers)
     except Exception:  # noqa: BLE001 -- whoever started this process shows it
         print(json.dumps({"error": traceback.format_exc()}), file=answers)
-        sys.exit(1)
+        answers.flush()
+        os._exit(1)  # threads of gloo that wait for a rank that is gone would abort a normal exit
     _leave()
 
 

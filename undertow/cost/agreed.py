@@ -3,7 +3,8 @@
 A function that measures gives each rank its own numbers, and a schedule of its own, after which the
 job hangs. So the function is asked for everything at once: each task of the Program, and for each
 kind of collective that there is a curve over the sizes that merging and splitting can make of it.
-Ranks agree on that one list, and from then on only what was agreed is looked up.
+Ranks agree on that one list, and from then on only what was agreed is looked up; a piece of split
+compute takes the share of what was agreed for the whole that it has in the cluster's model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from undertow.cost.sources import Answer, Query, Source
+from undertow.cost.cluster import Cluster
+from undertow.cost.sources import Answer, ModelSource, Query, Source
 from undertow.errors import CostError
 from undertow.program.model import Collective, CollectiveKind, Kind, Program, Task
 
@@ -26,8 +28,13 @@ _MOST_CHUNKS = 64  # the smallest size that is asked for is this part of the sma
 _Key = tuple[tuple[int, ...], CollectiveKind, str, str]
 
 
-def agreed(program: Program, source: Source, agree: Agree) -> Source:
-    """A source that gives, on all ranks, the same answers as `source` gave on some of them."""
+def agreed(
+    program: Program, source: Source, agree: Agree, cluster: Cluster | None = None
+) -> Source:
+    """A source that gives, on all ranks, the same answers as `source` gave on some of them.
+
+    With the cluster it also prices pieces of the program's compute.
+    """
     tasks = [i for i, task in enumerate(program.tasks) if task.kind in (Kind.COMPUTE, Kind.START)]
     samples = _samples(program)
     asked = [Query(program.tasks[i], _ranks(program, i)) for i in tasks]
@@ -52,7 +59,26 @@ def agreed(program: Program, source: Source, agree: Agree) -> Source:
         at += len(sizes)
         if points:
             curves[key] = _Line(*map(tuple, zip(*points, strict=True)))
-    return _Agreed(source.name, by_name, curves)
+    model = None if cluster is None else ModelSource(cluster)
+    return _Agreed(source.name, by_name, curves, model)
+
+
+def captured_name(name: str) -> str:
+    """The task that a piece, or what puts pieces together, was made of: names of nodes have no
+    dots."""
+    return name.partition(".")[0]
+
+
+def piece_share(model: ModelSource, piece: Task, whole: Task) -> float | None:
+    """The part of a task's time that a piece of it takes, the fixed time of a kernel included; None
+    for what is no piece: it puts pieces together, or copies one."""
+    number = piece.name.removeprefix(f"{whole.name}.")
+    if number == piece.name or not number.isdigit() or piece.kind is not whole.kind:
+        return None
+    of_piece, of_whole = model.price(Query(piece)), model.price(Query(whole))
+    if of_piece is None or of_whole is None or not of_whole.ns:
+        return 1.0
+    return of_piece.ns / of_whole.ns
 
 
 def _ranks(program: Program, task: int) -> tuple[int, ...]:
@@ -104,6 +130,7 @@ class _Agreed:
     name: str
     by_name: dict[str, tuple[Task, int | None]]
     curves: dict[_Key, _Line]
+    model: ModelSource | None = None
     by_description: bool = False
 
     def price(self, query: Query) -> Answer | None:
@@ -111,7 +138,16 @@ class _Agreed:
         task, ns = self.by_name.get(query.task.name, (None, None))
         if task is not None and task.work == work:
             return None if ns is None else Answer(ns, self.name)
-        if not isinstance(work, Collective) or work.nbytes is None:
+        if not isinstance(work, Collective):
+            return self._piece(query.task)
+        if work.nbytes is None:
             return None
         curve = self.curves.get(_key(work, query.ranks))
         return None if curve is None else Answer(curve.at(work.nbytes), self.name)
+
+    def _piece(self, task: Task) -> Answer | None:
+        whole, ns = self.by_name.get(captured_name(task.name), (None, None))
+        if self.model is None or whole is None or ns is None:
+            return None
+        share = piece_share(self.model, task, whole)
+        return None if share is None else Answer(round(ns * share), self.name)

@@ -49,7 +49,7 @@ def calibrate(cluster: Cluster, timelines: Sequence[Timeline]) -> Fit:
     if not compute and not collectives:
         raise CostError("the timelines have no task with a description: nothing can be fitted")
     before = ratios(cluster, compute, collectives)
-    device = _fit_device(cluster.device, compute)
+    device = fit_device(cluster.device, compute)
     fitted = _fit_links(replace(cluster, device=device), collectives)
     return Fit(fitted, before, ratios(fitted, compute, collectives))
 
@@ -85,7 +85,8 @@ def ratios(cluster: Cluster, compute: Measured, collectives: Collectives) -> dic
     return {name: modelled[name] / measured[name] for name in modelled}
 
 
-def _fit_device(device: Device, compute: Measured) -> Device:
+def fit_device(device: Device, compute: Measured) -> Device:
+    """The device at which the model takes, per class of work, what was measured."""
     small = [ns for work, ns in compute if work.nbytes <= _SMALL_NBYTES and not work.flops]
     if small:
         device = replace(device, kernel_seconds=statistics.median(small) / 1e9)

@@ -22,11 +22,12 @@ from undertow.capture.partition import tag_gathers
 from undertow.capture.schema import nodes_in
 from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
+from undertow.cost.sources import Source
 from undertow.graph.collectives import collective_call, is_wait
-from undertow.graph.convert import GroupRanks
+from undertow.graph.convert import GroupRanks, convert
 from undertow.graph.describe import op_class
 from undertow.graph.schedule_graph import Estimate, Merge, schedule_nodes
-from undertow.program.model import OpClass
+from undertow.program.model import OpClass, Program
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry
 from undertow.schedule.plan import Plan
@@ -54,15 +55,21 @@ class UndertowPass(CustomGraphPass):
         manual: Sequence[Entry] = (),
         split: bool = True,
         after: Callable[[fx.Graph, Plan], None] | None = None,
+        plan_for: Callable[[Program], Plan] | None = None,
+        costs: Callable[[Program], Sequence[Source]] | None = None,
     ) -> None:
         self._agree, self._manual = agree, manual
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
         self._merge, self._groups, self._pin = merge, groups, pin
         self._split = split
         self._after = after  # called with each graph that was scheduled
+        self._plan_for = plan_for  # finds the Plan to apply to a graph instead of solving
+        self._costs = costs  # measures what a graph takes, before the cluster's model is asked
         self.plans: list[Plan] = []
 
     def __call__(self, graph: fx.Graph) -> None:
+        program = convert(graph, self._groups).program
+        communicates = bool(program.starts)
         plan = schedule_nodes(
             graph,
             cluster=self._cluster,
@@ -73,6 +80,8 @@ class UndertowPass(CustomGraphPass):
             groups=self._groups,
             agree=self._agree,
             manual=self._manual,
+            plan=self._plan_for(program) if self._plan_for and communicates else None,
+            measured=self._costs(program) if self._costs and communicates else (),
         )
         self.plans.append(plan)
         if self._after is not None:
@@ -83,7 +92,7 @@ class UndertowPass(CustomGraphPass):
     def uuid(self) -> str | None:
         """What the result depends on, beside the graph; None, which keeps Inductor from caching,
         where a function that we cannot see into has a say, or wants to see every graph."""
-        if self._estimate is not None or self._after is not None:
+        if any(f is not None for f in (self._estimate, self._after, self._plan_for, self._costs)):
             return None
         here = Path(__file__).parents[1]
         ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])

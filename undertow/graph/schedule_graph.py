@@ -15,10 +15,10 @@ from typing import Protocol, get_args
 
 from torch import fx
 
-from undertow.cost.agreed import Agree, agreed
+from undertow.cost.agreed import Agree, agreed, captured_name, piece_share
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
-from undertow.cost.sources import FunctionSource, ModelSource, Query, Source
+from undertow.cost.sources import FunctionSource, ModelSource, Source
 from undertow.errors import OrderError
 from undertow.garbage import without_collections
 from undertow.graph.convert import Converted, GroupRanks, ModuleOf, convert
@@ -198,8 +198,7 @@ def decide(
             _log.warning("manual plan: %s", note)
         return solution_of(priced, limits, made.merged, made.order, reprice)
     splitting = None
-    # What pieces of compute take was not agreed on, so agreed costs are not mixed with the model's.
-    if work is not None and work.splittable and agree is None:
+    if work is not None and work.splittable:
         splitting = Splitting(work.splittable, _piece_pricer(cluster, sources))
     return solve(priced, limits, reprice=reprice, splitting=splitting)
 
@@ -213,12 +212,6 @@ def _piece_pricer(cluster: Cluster, sources: Sequence[Source]) -> PriceProgram:
     return priced
 
 
-def _captured_name(name: str) -> str:
-    """The task that a piece, or what puts pieces together, was made of: names of nodes have no
-    dots."""
-    return name.partition(".")[0]
-
-
 def sources_of(
     converted: Converted, estimate: Estimate | None, cluster: Cluster, agree: Agree | None = None
 ) -> tuple[Source, ...]:
@@ -226,7 +219,7 @@ def sources_of(
     if estimate is None:
         return ()
     source = _source(converted, estimate, cluster)
-    return (source if agree is None else agreed(converted.program, source, agree),)
+    return (source if agree is None else agreed(converted.program, source, agree, cluster),)
 
 
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:
@@ -263,28 +256,20 @@ def _source(converted: Converted, estimate: Estimate, cluster: Cluster) -> Funct
     }
 
     def seconds(task: Task, ranks: tuple[int, ...]) -> float | None:
-        if _captured_name(task.name) not in known:
+        if captured_name(task.name) not in known:
             return None  # a copy of a bucket, or a question what joining pieces takes
-        node, captured = known[_captured_name(task.name)]
+        node, captured = known[captured_name(task.name)]
         if task.kind is not captured.kind:
             return None
         if isinstance(task.work, Collective) and task.work != captured.work:
             return estimate(node, nbytes=task.work.nbytes)
-        if task.name == captured.name or task.kind is not captured.kind:
+        if task.name == captured.name:
             return estimate(node)
-        if not task.name.removeprefix(f"{captured.name}.").isdigit():
-            return None  # it puts pieces together, or copies one
-        whole = estimate(node)
-        return None if whole is None else whole * _share(model, task, captured)
+        share = piece_share(model, task, captured)
+        whole = None if share is None else estimate(node)
+        return None if whole is None or share is None else whole * share
 
     return FunctionSource(seconds, name="estimate")
-
-
-def _share(model: ModelSource, piece: Task, whole: Task) -> float:
-    of_piece, of_whole = model.price(Query(piece)), model.price(Query(whole))
-    if of_piece is None or of_whole is None or not of_whole.ns:
-        return 1.0
-    return of_piece.ns / of_whole.ns
 
 
 def _cluster_for(program: Program) -> Cluster:

@@ -75,6 +75,17 @@ def read_measured(path: Path | str, step: str | None = None) -> Measured:
     return _measure(str(path), found, runs, tuple(names))
 
 
+def measured_of(name: str, rank: int, timeline: Timeline) -> Measured:
+    """One rank's Timeline that the backend measured itself: it knows no launches and no numbers."""
+    tasks = timeline.program.tasks
+    spans = list(zip(timeline.begin.tolist(), timeline.end.tolist(), strict=True))
+    wire = _union([spans[i] for i in timeline.program.starts])
+    computing = _union([spans[i] for i, task in enumerate(tasks) if task.kind is Kind.COMPUTE])
+    wire_ns = _length(wire)
+    alone = wire_ns - _common_length(wire, computing)
+    return Measured(name, rank, timeline, alone, wire_ns, {}, {}, (), {})
+
+
 def _only(
     runs: list[Run], steps: list[Event], names: list[str], step: str, path: Path | str
 ) -> tuple[list[Run], list[Event]]:

@@ -42,6 +42,8 @@ class Choice(StrEnum):
 
     FIRST = "first"  # those of the first rank
     MEDIAN = "median"  # of each number the median over the ranks, the lower of two
+    LEAST = "least"  # of each number the least
+    SLOWEST = "slowest"  # those of the rank whose numbers are the largest together
 
 
 @dataclass
@@ -110,7 +112,11 @@ def agree_on_numbers(
             )
         if choice is Choice.FIRST:
             return brought[ranks[0]]
-        return [_median(column) for column in zip(*brought.values(), strict=True)]
+        if choice is Choice.SLOWEST:
+            totals = {r: sum(n for n in brought[r] if n is not None) for r in ranks}
+            return brought[max(ranks, key=lambda r: (totals[r], -r))]
+        middle = choice is Choice.MEDIAN
+        return [_chosen(column, middle) for column in zip(*brought.values(), strict=True)]
 
     return cast(
         list[Number], _decided(store, rank, ranks, key, list(numbers), decide, timeout=timeout)
@@ -291,10 +297,11 @@ def _held_by_most(brought: dict[int, Any], first: int) -> Any:
     return max(counts, key=counts.__getitem__)
 
 
-def _median(column: Sequence[Number]) -> Number:
-    """Of the ranks that have a number; the lower of two, so that it is one that was measured."""
+def _chosen(column: Sequence[Number], middle: bool) -> Number:
+    """The median or the least, of the ranks that have a number; of two in the middle the lower, so
+    that it is one that was measured."""
     known = sorted(number for number in column if number is not None)
-    return known[(len(known) - 1) // 2] if known else None
+    return known[(len(known) - 1) // 2 if middle else 0] if known else None
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,35 +18,55 @@ import torch
 
 from undertow.program import Order, Program, Timeline
 from undertow.program.memory import profile_memory
-from undertow.program.model import Kind
+from undertow.program.model import IntArray, Kind
 from undertow.runtime.issue import issue
 
 _now = time.perf_counter_ns
+_WATCHED = 4  # collectives on their way that are looked after: backends run few at a time
 
 
 class Recorder:
-    """The clock of one run. Its `mark`, `start` and `wait` are what a measured module calls."""
+    """The clock of a measured module, which calls its `mark`, `start` and `wait`; each run begins
+    with `begin`."""
 
     def __init__(self, program: Program, device: torch.device | None = None) -> None:
         self.program = program
         self._on_device = device is not None and device.type != "cpu"
-        self._marks: list[Any] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._marks: list[Any] = []  # after each task: nanoseconds, or an event of the device
         self._done: dict[int, int] = {}
         self._works: dict[int, tuple[Any, set[int]]] = {}  # tensor -> its work, and its tensors
-        self._began = _now()
-        self._host: list[int] = []
+        self._open: list[tuple[int, Any]] = []  # starts on their way, and their works
 
     def begin(self) -> None:
-        """The run begins now."""
-        self.mark()
-        self._began = self._host[0]
+        """A run begins now."""
+        self._clear()
+        self._marks.append(self._now())
 
     def mark(self) -> None:
-        self._host.append(_now())
-        if self._on_device:
-            event = torch.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
+        self._marks.append(self._now())
+        if self._open:
+            self._look()
+
+    def _now(self) -> Any:
+        if not self._on_device:
+            return _now()
+        event = torch.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _look(self) -> None:
+        """Note which collectives have ended. A look between tasks, not a callback: that would run
+        in a thread of the backend, which ends the process if it still lives when Python leaves."""
+        for task, work in self._open[:_WATCHED]:
+            if work.is_completed():
+                self._end(task)
+
+    def _end(self, task: int) -> None:
+        self._done.setdefault(task, _now())
+        self._open = [entry for entry in self._open if entry[0] != task]
 
     def start(self, task: int, op: Any, *args: Any) -> Any:
         issued = None if self._on_device else issue(op, *args)
@@ -56,11 +77,7 @@ class Recorder:
         keys = {id(tensor) for tensor in tensors}
         for tensor in tensors:
             self._works[id(tensor)] = (work, keys)
-        try:
-            future = work.get_future()
-        except RuntimeError:  # gloo's reduce-scatter has none: it counts as done at its wait
-            return result
-        future.add_done_callback(lambda _: self._done.setdefault(task, _now()))
+        self._open.append((task, work))
         return result
 
     def wait(self, task: int, op: Any, tensor: Any) -> Any:
@@ -69,19 +86,23 @@ class Recorder:
             return op(tensor)
         work, keys = known
         work.wait()
+        self._end(self.program.tasks[task].start)
         for key in keys:  # a coalesced call is done once for all of its tensors
             self._works.pop(key, None)
         return tensor
 
-    def wire_ns(self, timeline: Timeline) -> dict[int, int]:
-        """What the collectives took whose end was seen, by their start."""
-        ends = [(task, timeline.end[task] - timeline.begin[task]) for task in self._done]
-        return {task: int(ns) for task, ns in sorted(ends) if ns > 0}
+    def sample(self) -> Sample:
+        """What the run took, task by task."""
+        timeline = self.timeline()
+        own: IntArray = np.append(timeline.ready[1:], timeline.total_ns) - timeline.ready
+        own[[task.kind is Kind.WAIT for task in self.program.tasks]] = 0
+        starts = list(self.program.starts)
+        return Sample(own, timeline.end[starts] - timeline.begin[starts], starts)
 
     def timeline(self) -> Timeline:
         """What was seen, in nanoseconds since the run began."""
         program = self.program
-        times = self._times()
+        times = self._times(self._marks)
         ready = np.array(times[:-1], dtype=np.int64)
         begin, end = ready.copy(), np.array(times[1:], dtype=np.int64)
         exposed = np.zeros(len(program), dtype=np.int64)
@@ -99,40 +120,51 @@ class Recorder:
         return Timeline(program, order, ready, begin, end, exposed, memory, int(times[-1]))
 
     def _end_of(self, task: int, end: Any) -> int:
-        """When a collective was done: as it said itself, else at its first wait."""
-        if task in self._done:
-            return max(self._done[task] - self._began, int(end[task]))
+        """When a collective was done: as it was seen, else at its first wait."""
         waits = self.program.waits_of[task]
-        return int(end[waits[0]]) if waits else int(end[task])
+        last = int(end[waits[0]]) if waits else int(end[task])
+        if task in self._done:
+            return min(max(self._done[task] - int(self._marks[0]), int(end[task])), last)
+        return last
 
-    def _times(self) -> list[int]:
+    def _times(self, marks: Sequence[Any]) -> list[int]:
+        """Nanoseconds since the first of them."""
+        first = marks[0]
         if not self._on_device:
-            return [mark - self._began for mark in self._host]
+            return [mark - first for mark in marks]
         torch.accelerator.synchronize()
-        first = self._marks[0]
-        return [round(first.elapsed_time(mark) * 1e6) for mark in self._marks]
+        return [round(first.elapsed_time(mark) * 1e6) for mark in marks]
 
 
-def own_ns(timelines: Sequence[Timeline]) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run: what each task took of its own, waiting left out, and what collectives took."""
+
+    own: IntArray
+    wires: IntArray  # per start, from when it was issued, or its stream was free
+    starts: Sequence[int]
+
+
+def own_ns(program: Program, samples: Sequence[Sample]) -> dict[str, int]:
     """What each compute task took in itself, by name: the median over some runs, scaled so that all
     together take what a whole run did.
 
     Views, and the host's part in starting a collective, have no time of their own in a Program:
     theirs is added to the compute task before them (after them, for those that come first).
     """
-    program = timelines[0].program
-    rows = [[*timeline.ready.tolist(), timeline.total_ns] for timeline in timelines]
-    own = [i for i, task in enumerate(program.tasks) if task.kind is not Kind.WAIT]
-    spans = [[row[i + 1] - row[i] for i in own] for row in rows]  # until the next is reached
-    typical = [_median(list(column)) for column in zip(*spans, strict=True)]
+    if not samples:
+        return {}
+    rows = np.sort(np.stack([sample.own for sample in samples]), axis=0)
+    typical = rows[(len(samples) - 1) // 2]
     # A task that was interrupted once does not show in its median, but in every run some are.
-    whole, parts = _median([sum(span) for span in spans]), max(sum(typical), 1)
+    whole = _median([int(sample.own.sum()) for sample in samples])
+    parts = max(int(typical.sum()), 1)
     found: dict[str, int] = {}
     last, early = "", 0
-    for i, ns in zip(own, typical, strict=True):
-        ns = ns * whole // parts
-        if program.tasks[i].kind in (Kind.COMPUTE, Kind.HOST):
-            last = program.tasks[i].name
+    for task, own in zip(program.tasks, typical.tolist(), strict=True):
+        ns = own * whole // parts
+        if task.kind in (Kind.COMPUTE, Kind.HOST):
+            last = task.name
             found[last] = ns + early
             early = 0
         elif last:
@@ -142,32 +174,13 @@ def own_ns(timelines: Sequence[Timeline]) -> dict[str, int]:
     return found
 
 
+def wire_ns(samples: Sequence[Sample]) -> dict[int, int]:
+    """What each collective took, by its start: the median over some runs."""
+    if not samples:
+        return {}
+    rows = np.sort(np.stack([sample.wires for sample in samples]), axis=0)
+    return dict(zip(samples[0].starts, rows[(len(samples) - 1) // 2].tolist(), strict=True))
+
+
 def _median(values: list[int]) -> int:
     return int(statistics.median_low(values))
-
-
-def merge_timelines(timelines: Sequence[Timeline]) -> Timeline:
-    """The timelines of all ranks in one: for each task the median over the ranks.
-
-    They are of the same Program in the same order; each begins at its rank's own zero.
-    """
-    first = timelines[0]
-    if any(other.program.tasks != first.program.tasks for other in timelines[1:]):
-        raise ValueError("the ranks ran different programs")
-
-    def middle(name: str) -> Any:
-        rows = np.stack([getattr(timeline, name) for timeline in timelines])
-        return np.sort(rows, axis=0)[(len(timelines) - 1) // 2]
-
-    ready, begin, end = middle("ready"), middle("begin"), middle("end")
-    begin = np.maximum(begin, ready)
-    total = sorted(timeline.total_ns for timeline in timelines)[(len(timelines) - 1) // 2]
-    return Timeline(
-        first.program, first.order, ready, begin, np.maximum(end, begin), middle("exposed"),
-        first.memory, total,
-    )  # fmt: skip
-
-
-def slowest_rank(timelines: Sequence[Timeline]) -> int:
-    """The rank whose own work took longest: the one that the others wait for."""
-    return max(range(len(timelines)), key=lambda rank: (timelines[rank].compute_ns, -rank))
