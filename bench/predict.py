@@ -37,7 +37,7 @@ MODELS = {
 LOOPBACK = "loopback"
 SPEEDS = (LOOPBACK, "400", "1000")  # of the link, in Mbit/s
 VARIANTS = ("undertow ddp", "undertow fsdp")
-_SAMPLES = 4  # calls that are measured before scheduling anew, and after it
+_SAMPLES = 6  # calls that are measured before scheduling anew, and after it
 _CALIBRATING = 2 + 2 * _SAMPLES  # steps: each of the two orders has one to warm up
 _STEPS = 12
 _ALLOWED = 0.10
@@ -67,7 +67,11 @@ def run_case(variant: str, model: dict[str, int], link: Link | None, steps: int)
     places = [local if link is None else link.place(rank) for rank in range(2)]
     with Team(setups, places, timeout=230) as team:
         calibrating = team.steps(_CALIBRATING + 1)  # the last one predicts anew
-        rest = [seconds for answer in calibrating for seconds in answer["outside_seconds"][1:]]
+        rest = [
+            seconds  # in the order that is predicted
+            for answer in calibrating
+            for seconds in answer["outside_seconds"][-_SAMPLES - 1 : -1]
+        ]
         answers = team.steps(steps)
     predicted = calibrating[0]["measured"]["predicted_total_ns"] / 1e9
     each = [statistics.mean(both) for both in zip(*(a["seconds"] for a in answers), strict=True)]

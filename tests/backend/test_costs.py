@@ -88,11 +88,21 @@ def test_a_program_that_ran_is_predicted_by_what_it_took() -> None:
 def test_kernels_that_are_timed_as_a_whole_scale_what_was_timed_task_by_task() -> None:
     """1000 + 9000 of a collective + 3000, of which compute takes half as kernels."""
     own = np.array([1000, 0, 0, 3000])
-    run = Sample(own, np.array([9000]), [1])
+    run = Sample(own, np.array([9000]), [1], 13_000)
     assert Seen(program(), [run]).costs() == ({"mm": 1000, "use": 3000}, {1: 9000})
     scaled_down, wires = Seen(program(), [run], [11_000, 11_000, 90_000]).costs()
     assert scaled_down == pytest.approx({"mm": 500, "use": 1500}, rel=0.01)
     assert wires == {1: 9000}
+
+
+def test_collectives_are_scaled_to_what_whole_runs_took() -> None:
+    runs = [
+        Sample(np.array([1000, 0, 0, 3000]), np.array([wire]), [1], total)
+        for wire, total in ((9000, 13_000), (2000, 14_000), (9000, 16_000))
+    ]
+    found = Seen(program(), runs).as_run()
+    assert simulate(found).total_ns == pytest.approx(14_000, rel=0.01)
+    assert [task.ns for task in found.tasks] == pytest.approx([1000, 10_000, 0, 3000], rel=0.01)
 
 
 def test_costs_survive_their_json_and_spoilt_ones_are_refused() -> None:

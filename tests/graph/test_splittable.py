@@ -122,3 +122,29 @@ def test_split_false_keeps_every_collective_whole() -> None:
     )  # fmt: skip
     assert plan.splits == ()
     assert len(convert(module.graph, GROUPS).program.starts) == 2
+
+
+def test_ranks_that_measure_differently_split_alike_once_they_agree() -> None:
+    def measuring(factor: float):
+        def seconds(node: fx.Node, nbytes: int | None = None) -> float | None:
+            whole = slow_network(node, nbytes)
+            return factor * (100e-6 if whole is None else whole)
+
+        return seconds
+
+    brought: list[list[float]] = []
+
+    def agree(numbers):
+        brought.append(list(numbers))
+        return brought[0]  # the first rank's
+
+    plans = [
+        schedule_graph(
+            layer_graph(1, 8192, 1024), cluster="h100x4", groups=GROUPS, agree=agree,
+            estimate=measuring(factor), limits=Limits(peak_ratio=None, steps=100),
+        )[1]
+        for factor in (1.0, 1.7)
+    ]  # fmt: skip
+    assert brought[0] != brought[1]
+    assert plans[0].splits
+    assert plans[0].to_json() == plans[1].to_json()

@@ -31,7 +31,7 @@ from undertow.schedule.plan import program_digest
 
 _ROOM = "measured"
 _VERSION = 2
-_SCALES = 20, 4000  # thousandths of what ATen calls take that kernels may take
+_SCALES = 20, 4000  # thousandths: how far sums of single tasks may be from whole runs
 _shared: dict[str, int] = {}  # key -> how often it was shared through the store
 
 
@@ -173,9 +173,21 @@ class Seen:
         own, wires = own_ns(self.program, self.runs), wire_ns(self.runs)
         if not self.whole:
             return own, wires
-        total = int(statistics.median_low(self.whole))
-        permille = _scale(_as_run(self.program, own, wires), total)
+        permille = _scale(_as_run(self.program, own, wires), _middle(self.whole), Kind.COMPUTE)
         return {name: ns * permille // 1000 for name, ns in own.items()}, wires
+
+    def as_run(self) -> Program:
+        """The program with what its tasks took; together they take what whole runs did. Medians of
+        single collectives do not: in every run some other is held up."""
+        program = _as_run(self.program, *self.costs())
+        if self.whole:
+            return program
+        permille = _scale(program, _middle([run.total for run in self.runs]), Kind.START)
+        return _scaled(program, permille, Kind.START)
+
+
+def _middle(values: Sequence[int]) -> int:
+    return int(statistics.median(values))
 
 
 def _as_run(program: Program, own: Mapping[str, int], wires: Mapping[int, int]) -> Program:
@@ -186,20 +198,22 @@ def _as_run(program: Program, own: Mapping[str, int], wires: Mapping[int, int]) 
     return replace(program, tasks=tasks)
 
 
-def _scale(program: Program, total_ns: int) -> int:
-    """The thousandths of its compute at which a program takes this time, as near as can be."""
+def _scaled(program: Program, permille: int, kind: Kind) -> Program:
+    tasks = tuple(
+        replace(task, ns=task.ns * permille // 1000) if task.kind is kind else task
+        for task in program.tasks
+    )
+    return replace(program, tasks=tasks)
 
-    def total(permille: int) -> int:
-        tasks = tuple(
-            replace(task, ns=task.ns * permille // 1000) if task.kind is Kind.COMPUTE else task
-            for task in program.tasks
-        )
-        return simulate(replace(program, tasks=tasks)).total_ns
 
+def _scale(program: Program, total_ns: int, kind: Kind) -> int:
+    """The thousandths of what tasks of this kind take at which a program takes this time, as near
+    as can be."""
     low, high = _SCALES
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if total(middle) <= total_ns else (low, middle)
+        fits = simulate(_scaled(program, middle, kind)).total_ns <= total_ns
+        low, high = (middle, high) if fits else (low, middle)
     return low
 
 
@@ -221,7 +235,7 @@ def agree_on_costs(seen: Seen, curves: Mapping[str, Curve], key: str, timeout: f
 def agree_on_run(seen: Seen, key: str, timeout: float) -> AsRun:
     """What a scheduled program took, on all ranks what the first one saw: its compute and its
     waiting belong together."""
-    ns = [task.ns for task in _as_run(seen.program, *seen.costs()).tasks]
+    ns = [task.ns for task in seen.as_run().tasks]
     agree = _agreeing(seen.program, f"{key} as it runs", timeout)
     return AsRun(program_digest(seen.program), tuple(agree(ns, Choice.FIRST)))
 

@@ -145,7 +145,7 @@ def schedule(
         return _unscheduled(gm, part, error)
     if not captured.starts:
         return Scheduled(part, gm, captured, captured)
-    cluster = _cluster(options)
+    cluster = _cluster(gm.graph, options)
     fuses = options.codegen == "native" and loop_compiler() is not None
     own: tuple[Source, ...] = ()
     if measured is not None:
@@ -182,8 +182,11 @@ def _unscheduled(gm: fx.GraphModule, part: Part, error: ProgramError) -> Schedul
     return Scheduled(part, gm)
 
 
-def _cluster(options: BackendOptions) -> Cluster:
-    return options.cluster if isinstance(options.cluster, Cluster) else job.guess_cluster()
+def _cluster(graph: fx.Graph, options: BackendOptions) -> Cluster:
+    if isinstance(options.cluster, Cluster):
+        return options.cluster
+    inputs = graph.find_nodes(op="placeholder")
+    return job.guess_cluster(job.device_of(node.meta.get("val") for node in inputs))
 
 
 def _limits(memory: Limits, part: Part) -> Limits:

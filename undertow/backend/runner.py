@@ -30,6 +30,7 @@ from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_measured_module
 from undertow.program import Program, Timeline, simulate
 from undertow.program.model import Kind
+from undertow.runtime import job
 from undertow.runtime.measure import Recorder, Sample
 from undertow.runtime.notices import say_once
 
@@ -76,7 +77,7 @@ class Runner:
 
     def _call(self, args: list[Any]) -> Any:
         self._calls += 1
-        device = _device_of(args)
+        device = job.device_of(args)
         is_asked_for = self._again is None and self._options.timeline == 1
         if self._calls == 1 and not is_asked_for:  # warms up
             result = self._run(args)
@@ -125,7 +126,7 @@ class Runner:
 
     def _measure(self, args: list[Any]) -> tuple[Any, Recorder]:
         if self._measured is None:
-            self._prepare(_device_of(args))
+            self._prepare(job.device_of(args))
         assert self._measured is not None
         recorder, run = self._measured
         recorder.begin()
@@ -187,10 +188,3 @@ class Runner:
 
     def _seen(self, program: Program) -> Seen:
         return Seen(program, self._runs, self._whole)
-
-
-def _device_of(args: list[Any]) -> torch.device:
-    """Where the graph computes; single inputs, such as counters, may be on the host even so."""
-    devices = [arg.device for arg in args if isinstance(arg, torch.Tensor)]
-    on_host = torch.device("cpu")
-    return next((device for device in devices if device.type != on_host.type), on_host)

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from undertow.backend.agree import agree_on
@@ -41,10 +40,12 @@ def compile_through_inductor(
             'with codegen="inductor", cluster="measure" times collectives on their links; what '
             "Inductor's kernels take is the model of the cluster that the job looks like",
         )
-    cluster = options.cluster if isinstance(options.cluster, Cluster) else job.guess_cluster()
+    device = job.device_of([*inputs, *gm.parameters()])
+    given = options.cluster
+    cluster = given if isinstance(given, Cluster) else job.guess_cluster(device)
     numbers = itertools.count()
     place = options.plan
-    given = None if place is None else lambda program: plan_for(program, place, label)
+    saved = None if place is None else lambda program: plan_for(program, place, label)
 
     def costs(program: Program) -> tuple[Source, ...]:
         """What the collectives take here; their links are timed by all ranks of the same graph."""
@@ -52,7 +53,7 @@ def compile_through_inductor(
         measured = kept_costs(program, options.timeout)
         if measured is None:
             with torch_api.without_modes():  # Inductor is at work on fakes
-                curves = measure_links(program, _device_of(gm))
+                curves = measure_links(program, device)
             seen = Seen(program, ())
             key = f"{label} for inductor, {next(numbers)}"
             measured = agree_on_costs(seen, curves, key, options.timeout)
@@ -82,16 +83,7 @@ def compile_through_inductor(
         pin=True,
         split=options.split or place is not None,  # as a given Plan has it
         after=scheduled,
-        plan_for=given,
+        plan_for=saved,
         costs=costs if options.is_measuring else None,
     )
     return compile_with_inductor(gm, inputs, scheduling)
-
-
-def _device_of(gm: fx.GraphModule) -> torch.device:
-    """Where the graph computes; single inputs may be on the host even so."""
-    values = [node.meta.get("example_value") for node in gm.graph.nodes]
-    values += list(gm.parameters())
-    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
-    on_host = torch.device("cpu")
-    return next((device for device in devices if device.type != on_host.type), on_host)

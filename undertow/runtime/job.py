@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,11 +36,24 @@ def local_world() -> int:
     return local if local > 0 and world % local == 0 else world
 
 
-def guess_cluster() -> Cluster:
-    """The cluster that this job most likely runs on."""
+def device_of(values: Iterable[Any]) -> torch.device:
+    """Where a graph with these inputs computes: single ones, such as counters, may be on the host
+    though the others are not.
+
+    >>> device_of([3, torch.ones(2)])
+    device(type='cpu')
+    """
+    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
+    on_host = torch.device("cpu")
+    return next((device for device in devices if device.type != on_host.type), on_host)
+
+
+def guess_cluster(device: torch.device) -> Cluster:
+    """The cluster that this job, which computes on `device`, most likely runs on."""
     _, world = rank_and_world()
     local = local_world()
-    cluster = Cluster.parse(f"{world // local}x{_device()}x{local}")
+    name = "cpu" if device.type == "cpu" else _device()
+    cluster = Cluster.parse(f"{world // local}x{name}x{local}")
     if cluster.device.backend != "gloo":
         return cluster
     # The shipped host has a socket to itself; ranks here share this machine's cores.
@@ -62,8 +77,6 @@ def device_name() -> str:
 
 def _device() -> str:
     """The shipped device whose name the accelerator's has in it."""
-    if torch.accelerator.current_accelerator() is None:
-        return "cpu"
     name = device_name().lower().replace(" ", "")
     known = [device for device in load_devices() if device != "cpu" and device in name]
     if known:

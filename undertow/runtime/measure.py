@@ -97,7 +97,8 @@ class Recorder:
         own: IntArray = np.append(timeline.ready[1:], timeline.total_ns) - timeline.ready
         own[[task.kind is Kind.WAIT for task in self.program.tasks]] = 0
         starts = list(self.program.starts)
-        return Sample(own, timeline.end[starts] - timeline.begin[starts], starts)
+        wires = timeline.end[starts] - timeline.begin[starts]
+        return Sample(own, wires, starts, timeline.total_ns)
 
     def timeline(self) -> Timeline:
         """What was seen, in nanoseconds since the run began."""
@@ -143,6 +144,7 @@ class Sample:
     own: IntArray
     wires: IntArray  # per start, from when it was issued, or its stream was free
     starts: Sequence[int]
+    total: int  # with waiting
 
 
 def own_ns(program: Program, samples: Sequence[Sample]) -> dict[str, int]:
