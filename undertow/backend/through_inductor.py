@@ -43,7 +43,7 @@ def compile_through_inductor(
     device = job.device_of([*inputs, *gm.parameters()])
     given = options.cluster
     cluster = given if isinstance(given, Cluster) else job.guess_cluster(device)
-    numbers = itertools.count()
+    numbers, timed = itertools.count(), itertools.count()
     place = options.plan
     saved = None if place is None else lambda program: plan_for(program, place, label)
 
@@ -54,9 +54,8 @@ def compile_through_inductor(
         if measured is None:
             with torch_api.without_modes():  # Inductor is at work on fakes
                 curves = measure_links(program, device)
-            seen = Seen(program, ())
-            key = f"{label} for inductor, {next(numbers)}"
-            measured = agree_on_costs(seen, curves, key, options.timeout)
+            key = f"{label} for inductor, {next(timed)}"
+            measured = agree_on_costs(Seen(program, ()), curves, key, options.timeout)
             keep_costs(program, measured)
         return (measured.source(program, cluster),)
 
