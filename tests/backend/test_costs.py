@@ -55,6 +55,9 @@ def test_curves_are_scaled_to_what_collectives_took_within_the_step() -> None:
     assert scaled(CURVES, program(), {1: 25_000})["dp/all_reduce/float32"].ns == (25_000, 50_000)
     assert scaled(CURVES, program(), {1: 5_000})["dp/all_reduce/float32"].ns == (5_000, 10_000)
     assert scaled(CURVES, program(), {}) == CURVES
+    both = CURVES | {"dp/reduce_scatter/float32": Curve.of([(1000, 30_000)])}
+    found = scaled(both, program(), {1: 20_000})
+    assert found["dp/reduce_scatter/float32"].ns == (60_000,)  # as the kind that is known
 
 
 def test_pieces_take_their_share_and_what_was_not_measured_a_fitted_device() -> None:
@@ -88,7 +91,7 @@ def test_a_program_that_ran_is_predicted_by_what_it_took() -> None:
 def test_kernels_that_are_timed_as_a_whole_scale_what_was_timed_task_by_task() -> None:
     """1000 + 9000 of a collective + 3000, of which compute takes half as kernels."""
     own = np.array([1000, 0, 0, 3000])
-    run = Sample(own, np.array([9000]), [1], 13_000)
+    run = Sample(own, np.array([9000]), np.array([True]), [1], 13_000)
     assert Seen(program(), [run]).costs() == ({"mm": 1000, "use": 3000}, {1: 9000})
     scaled_down, wires = Seen(program(), [run], [11_000, 11_000, 90_000]).costs()
     assert scaled_down == pytest.approx({"mm": 500, "use": 1500}, rel=0.01)
@@ -97,7 +100,7 @@ def test_kernels_that_are_timed_as_a_whole_scale_what_was_timed_task_by_task() -
 
 def test_collectives_are_scaled_to_what_whole_runs_took() -> None:
     runs = [
-        Sample(np.array([1000, 0, 0, 3000]), np.array([wire]), [1], total)
+        Sample(np.array([1000, 0, 0, 3000]), np.array([wire]), np.array([True]), [1], total)
         for wire, total in ((9000, 13_000), (2000, 14_000), (9000, 16_000))
     ]
     found = Seen(program(), runs).as_run()

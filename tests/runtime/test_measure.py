@@ -9,7 +9,7 @@ import torch
 
 from undertow.program import Program, parse_program
 from undertow.runtime import measure
-from undertow.runtime.measure import Recorder, own_ns, wire_ns
+from undertow.runtime.measure import Recorder, own_ns, seen_wire_ns, wire_ns
 
 PROGRAM = """
 group dp
@@ -61,7 +61,10 @@ def test_views_and_starts_count_in_the_task_before_them() -> None:
 
 def test_collectives_take_what_they_took_on_the_wire() -> None:
     runs = [recorded([5, 15, 45, 80, 200], done).sample() for done in (75, 65, 79)]
-    assert wire_ns(runs) == {1: 70}
+    assert wire_ns(runs) == seen_wire_ns(runs) == {1: 70}
+    unseen = recorded([5, 15, 45, 80, 200]).sample()
+    assert wire_ns([unseen]) == {1: 75}  # until its wait
+    assert seen_wire_ns([*runs, unseen]) == {1: None}
 
 
 def test_single_interruptions_count_in_the_whole() -> None:
@@ -82,6 +85,26 @@ class Work:
 
     def wait(self) -> None:
         self.is_over = True
+
+
+def test_a_collective_that_never_says_that_it_is_over_counts_until_its_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = Work()
+    monkeypatch.setattr(work, "wait", lambda: None)
+    monkeypatch.setattr(measure, "issue", lambda op, x: (x, work))
+    recorder, x = Recorder(program()), torch.ones(1)
+    recorder.begin()
+    recorder.mark()
+    recorder.start(1, None, x)
+    recorder.mark()
+    recorder.mark()
+    recorder.wait(3, None, x)
+    recorder.mark()
+    recorder.mark()
+    timeline = recorder.timeline()
+    assert timeline.end[1] == timeline.end[3]
+    assert not recorder.sample().seen.any()
 
 
 def test_the_end_of_a_collective_is_seen_between_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from undertow.errors import AgreementError, CostError
 from undertow.program import Program, Task, simulate
 from undertow.program.model import Collective, Kind, Work
 from undertow.runtime import agreement, job, links
-from undertow.runtime.agreement import Choice
-from undertow.runtime.measure import Sample, own_ns, wire_ns
+from undertow.runtime.agreement import Choice, Number
+from undertow.runtime.measure import Sample, own_ns, seen_wire_ns, wire_ns
 from undertow.runtime.notices import say_once
 from undertow.schedule.plan import program_digest
 
@@ -139,7 +139,8 @@ def scaled(
 ) -> dict[str, Curve]:
     """The curves of collectives as they are within the step: beside compute, on tensors that no
     cache holds, with ranks that are not always there at once. `wires` are what starts of `program`
-    took; the whole of that against what their curve says is the factor."""
+    took; the whole of that against what their curve says is the factor. A kind of which none is
+    known, such as gloo's reduce-scatters, is slowed as the others are."""
     alone: dict[str, int] = {}
     within: dict[str, int] = {}
     for start, ns in wires.items():
@@ -151,10 +152,13 @@ def scaled(
         if line in curves:
             alone[line] = alone.get(line, 0) + curves[line].at(work.nbytes)
             within[line] = within.get(line, 0) + ns
-    made = dict(curves)
-    for line in alone:
-        known = curves[line]
-        times = [max(ns * within[line] // max(alone[line], 1), 1) for ns in known.ns]
+    if not alone:
+        return dict(curves)
+    together = sum(within.values()), max(sum(alone.values()), 1)
+    made = {}
+    for line, known in curves.items():
+        factor, divisor = (within[line], max(alone[line], 1)) if line in alone else together
+        times = [max(ns * factor // divisor, 1) for ns in known.ns]
         made[line] = Curve.of(zip(known.nbytes, times, strict=True))
     return made
 
@@ -221,15 +225,18 @@ def agree_on_costs(seen: Seen, curves: Mapping[str, Curve], key: str, timeout: f
     """The same costs on all ranks. Compute is that of the slowest rank, for which the others wait;
     a collective takes what it took for the rank that came last; of curves the median."""
     agree = _agreeing(seen.program, key, timeout)
-    own, wires = seen.costs()
-    compute = dict(zip(own, agree(list(own.values()), Choice.SLOWEST), strict=True))
-    wires = dict(zip(wires, agree(list(wires.values()), Choice.LEAST), strict=True))
-    agreed = iter(agree([ns for curve in curves.values() for ns in curve.ns], Choice.MEDIAN))
+    own, _ = seen.costs()
+    compute = dict(zip(own, map(_known, agree(list(own.values()), Choice.SLOWEST)), strict=True))
+    wires = seen_wire_ns(seen.runs)
+    least = dict(zip(wires, agree(list(wires.values()), Choice.LEAST), strict=True))
+    wired = {start: round(ns) for start, ns in least.items() if ns is not None}
+    own_curves = [ns for curve in curves.values() for ns in curve.ns]
+    agreed = map(_known, agree(own_curves, Choice.MEDIAN))
     made = {
         name: Curve.of([(nbytes, max(next(agreed), 1)) for nbytes in known.nbytes])
         for name, known in curves.items()
     }
-    return Measured(compute, scaled(made, seen.program, wires))
+    return Measured(compute, scaled(made, seen.program, wired))
 
 
 def agree_on_run(seen: Seen, key: str, timeout: float) -> AsRun:
@@ -237,26 +244,29 @@ def agree_on_run(seen: Seen, key: str, timeout: float) -> AsRun:
     waiting belong together."""
     ns = [task.ns for task in seen.as_run().tasks]
     agree = _agreeing(seen.program, f"{key} as it runs", timeout)
-    return AsRun(program_digest(seen.program), tuple(agree(ns, Choice.FIRST)))
+    return AsRun(program_digest(seen.program), tuple(map(_known, agree(ns, Choice.FIRST))))
+
+
+def _known(number: Number) -> int:
+    return round(number or 0)
 
 
 def _agreeing(
     program: Program, key: str, timeout: float
-) -> Callable[[Sequence[int], Choice], list[int]]:
+) -> Callable[[Sequence[Number], Choice], list[Number]]:
     """How the ranks of a program make numbers the same; where there are no others, they are."""
     store = torch_api.job_store()
     rank, _ = job.rank_and_world()
     ranks = deciding_ranks(program) if store is not None else ()
     rounds = itertools.count()
 
-    def agree(numbers: Sequence[int], choice: Choice) -> list[int]:
+    def agree(numbers: Sequence[Number], choice: Choice) -> list[Number]:
         if store is None:
             return list(numbers)
         name = f"costs of {key}, {next(rounds)}"
-        found = agreement.agree_on_numbers(
+        return agreement.agree_on_numbers(
             store, rank, ranks, name, numbers, choice=choice, timeout=timeout
         )
-        return [int(number or 0) for number in found]
 
     return agree
 

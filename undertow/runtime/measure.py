@@ -18,11 +18,11 @@ import torch
 
 from undertow.program import Order, Program, Timeline
 from undertow.program.memory import profile_memory
-from undertow.program.model import IntArray, Kind
+from undertow.program.model import BoolArray, IntArray, Kind
 from undertow.runtime.issue import issue
 
 _now = time.perf_counter_ns
-_WATCHED = 4  # collectives on their way that are looked after: backends run few at a time
+_WATCHED = 8  # collectives on their way that are looked after: backends run few at a time
 
 
 class Recorder:
@@ -62,10 +62,10 @@ class Recorder:
         in a thread of the backend, which ends the process if it still lives when Python leaves."""
         for task, work in self._open[:_WATCHED]:
             if work.is_completed():
-                self._end(task)
+                self._done.setdefault(task, _now())
+                self._close(task)
 
-    def _end(self, task: int) -> None:
-        self._done.setdefault(task, _now())
+    def _close(self, task: int) -> None:
         self._open = [entry for entry in self._open if entry[0] != task]
 
     def start(self, task: int, op: Any, *args: Any) -> Any:
@@ -86,7 +86,10 @@ class Recorder:
             return op(tensor)
         work, keys = known
         work.wait()
-        self._end(self.program.tasks[task].start)
+        start = self.program.tasks[task].start
+        if work.is_completed():  # gloo's reduce-scatter does not even say so now
+            self._done.setdefault(start, _now())
+        self._close(start)
         for key in keys:  # a coalesced call is done once for all of its tensors
             self._works.pop(key, None)
         return tensor
@@ -98,7 +101,8 @@ class Recorder:
         own[[task.kind is Kind.WAIT for task in self.program.tasks]] = 0
         starts = list(self.program.starts)
         wires = timeline.end[starts] - timeline.begin[starts]
-        return Sample(own, wires, starts, timeline.total_ns)
+        seen = np.array([self._on_device or start in self._done for start in starts], dtype=bool)
+        return Sample(own, wires, seen, starts, timeline.total_ns)
 
     def timeline(self) -> Timeline:
         """What was seen, in nanoseconds since the run began."""
@@ -112,7 +116,9 @@ class Recorder:
             stream = program.tasks[start].stream
             done = self._end_of(start, end)
             begin[start] = min(max(int(begin[start]), free.get(stream, 0)), done)
-            end[start] = free[stream] = done
+            end[start] = done
+            if start in self._done:  # else it may have ended long before
+                free[stream] = done
         for index, task in enumerate(program.tasks):
             if task.kind is Kind.WAIT:
                 exposed[task.start] += end[index] - begin[index]
@@ -143,6 +149,7 @@ class Sample:
 
     own: IntArray
     wires: IntArray  # per start, from when it was issued, or its stream was free
+    seen: BoolArray  # per start, whether its end was: if not, it counts until its wait
     starts: Sequence[int]
     total: int  # with waiting
 
@@ -182,6 +189,13 @@ def wire_ns(samples: Sequence[Sample]) -> dict[int, int]:
         return {}
     rows = np.sort(np.stack([sample.wires for sample in samples]), axis=0)
     return dict(zip(samples[0].starts, rows[(len(samples) - 1) // 2].tolist(), strict=True))
+
+
+def seen_wire_ns(samples: Sequence[Sample]) -> dict[int, int | None]:
+    """The same of those whose end was seen; None for the others."""
+    seen = np.all([sample.seen for sample in samples], axis=0) if samples else ()
+    both = zip(wire_ns(samples).items(), seen, strict=True)
+    return {start: ns if was_seen else None for (start, ns), was_seen in both}
 
 
 def _median(values: list[int]) -> int:
