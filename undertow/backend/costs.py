@@ -91,13 +91,14 @@ class Measured:
 
     def applied(self, program: Program) -> Program:
         """A scheduled program with what its tasks took while it ran, if that is known."""
-        if self.as_run is None or self.as_run.program != program_digest(program):
+        run = self.as_run
+        if run is None or run.program != program_digest(program) or len(run.ns) != len(program):
             return program
         tasks = tuple(
             replace(task, ns=ns, priced_by="measured")
             if task.kind in (Kind.COMPUTE, Kind.START)
             else task
-            for task, ns in zip(program.tasks, self.as_run.ns, strict=True)
+            for task, ns in zip(program.tasks, run.ns, strict=True)
         )
         return replace(program, tasks=tasks)
 
