@@ -68,8 +68,7 @@ class UndertowPass(CustomGraphPass):
         self.plans: list[Plan] = []
 
     def __call__(self, graph: fx.Graph) -> None:
-        program = convert(graph, self._groups).program
-        communicates = bool(program.starts)
+        given, measured = self._known_of(graph)
         plan = schedule_nodes(
             graph,
             cluster=self._cluster,
@@ -80,14 +79,24 @@ class UndertowPass(CustomGraphPass):
             groups=self._groups,
             agree=self._agree,
             manual=self._manual,
-            plan=self._plan_for(program) if self._plan_for and communicates else None,
-            measured=self._costs(program) if self._costs and communicates else (),
+            plan=given,
+            measured=measured,
         )
         self.plans.append(plan)
         if self._after is not None:
             self._after(graph, plan)
         if self._pin:
             pin(graph)
+
+    def _known_of(self, graph: fx.Graph) -> tuple[Plan | None, Sequence[Source]]:
+        """The Plan to apply to a graph, and what it was measured to take."""
+        if self._plan_for is None and self._costs is None:
+            return None, ()
+        program = convert(graph, self._groups).program
+        if not program.starts:
+            return None, ()
+        given = None if self._plan_for is None else self._plan_for(program)
+        return given, () if self._costs is None or given is not None else self._costs(program)
 
     def uuid(self) -> str | None:
         """What the result depends on, beside the graph; None, which keeps Inductor from caching,

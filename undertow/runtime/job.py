@@ -61,8 +61,8 @@ def guess_cluster(device: torch.device) -> Cluster:
     share = cores / cluster.device.units
     peaks = {dtype: flops * share for dtype, flops in cluster.device.peak_flops.items()}
     bandwidth = cluster.device.memory_bandwidth * max(share, 1 / 16)
-    device = replace(cluster.device, units=cores, peak_flops=peaks, memory_bandwidth=bandwidth)
-    return replace(cluster, device=device)
+    host = replace(cluster.device, units=cores, peak_flops=peaks, memory_bandwidth=bandwidth)
+    return replace(cluster, device=host)
 
 
 def device_name() -> str:
