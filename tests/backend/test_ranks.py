@@ -78,10 +78,9 @@ def test_two_compiled_ranks_train_as_one_process(two: Ranks, case: Case) -> None
 
 
 def through_inductor(asked: tuple[Case, Path]) -> int:
-    """Collectives are timed on their links; then the Plans that were saved are applied."""
+    """Solved, and then with the Plans that were saved."""
     case, plans = asked
-    found = parallelized(case, codegen="inductor", cluster="measure", save=plans)
-    assert counts["measuring with inductor"] > 0
+    found = parallelized(case, codegen="inductor", save=plans)
     dist.barrier()
     assert list(plans.glob("*.plan.json"))
     assert parallelized(case, codegen="inductor", plan=plans) == found

@@ -233,10 +233,3 @@ def test_composite_operators_are_known_as_such() -> None:
     assert isinstance(torch.ops.aten.reshape.default, torch_api.OpOverload)
     assert torch_api.is_composite(torch.ops.aten.reshape.default)
     assert not torch_api.is_composite(torch.ops.aten.view.default)
-
-
-def test_real_tensors_can_be_made_while_fakes_are() -> None:
-    with torch_api.new_fake_mode():
-        with torch_api.without_modes():
-            assert not isinstance(torch.zeros(2), torch_api.FakeTensor)
-        assert isinstance(torch.zeros(2), torch_api.FakeTensor)

@@ -14,17 +14,13 @@ from torch import fx
 
 from undertow.backend.agree import agree_on
 from undertow.backend.artefacts import leave_module, leave_plan, title
-from undertow.backend.costs import Seen, agree_on_costs, keep_costs, kept_costs, measure_links
 from undertow.backend.options import BackendOptions
 from undertow.backend.pipeline import plan_for
-from undertow.capture import torch_api
 from undertow.codegen.module import write_module
 from undertow.cost.cluster import Cluster
-from undertow.cost.sources import Source
 from undertow.graph.convert import convert
 from undertow.graph.inductor_bridge import UndertowPass, compile_with_inductor
 from undertow.graph.nodes import name_modules
-from undertow.program import Program
 from undertow.runtime import job
 from undertow.runtime.notices import counts, say_once
 from undertow.schedule.plan import Plan
@@ -37,27 +33,15 @@ def compile_through_inductor(
     if options.is_measuring:
         say_once(
             "measuring with inductor",
-            'with codegen="inductor", cluster="measure" times collectives on their links; what '
-            "Inductor's kernels take is the model of the cluster that the job looks like",
+            'cluster="measure" cannot time the kernels of Inductor: with codegen="inductor" costs '
+            "are those of the cluster that the job looks like",
         )
     device = job.device_of([*inputs, *gm.parameters()])
     given = options.cluster
     cluster = given if isinstance(given, Cluster) else job.guess_cluster(device)
-    numbers, timed = itertools.count(), itertools.count()
+    numbers = itertools.count()
     place = options.plan
     saved = None if place is None else lambda program: plan_for(program, place, label)
-
-    def costs(program: Program) -> tuple[Source, ...]:
-        """What the collectives take here; their links are timed by all ranks of the same graph."""
-        agree_on(program, options.timeout)
-        measured = kept_costs(program, options.timeout)
-        if measured is None:
-            with torch_api.without_modes():  # Inductor is at work on fakes
-                curves = measure_links(program, device)
-            key = f"{label} for inductor, {next(timed)}"
-            measured = agree_on_costs(Seen(program, ()), curves, key, options.timeout)
-            keep_costs(program, measured)
-        return (measured.source(program, cluster),)
 
     def scheduled(graph: fx.Graph, plan: Plan) -> None:
         counts["graphs"] += 1
@@ -83,6 +67,5 @@ def compile_through_inductor(
         split=options.split or place is not None,  # as a given Plan has it
         after=scheduled,
         plan_for=saved,
-        costs=costs if options.is_measuring else None,
     )
     return compile_with_inductor(gm, inputs, scheduling)

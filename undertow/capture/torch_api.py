@@ -28,7 +28,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.nn import init
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 from undertow.errors import UndertowError
 
@@ -62,7 +61,6 @@ __all__ = [
     "sequence_number",
     "storage_key",
     "uses_python_reducer",
-    "without_modes",
 ]
 
 SUPPORTED = (2, 13)

@@ -22,7 +22,6 @@ from undertow.capture.partition import tag_gathers
 from undertow.capture.schema import nodes_in
 from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
-from undertow.cost.sources import Source
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.convert import GroupRanks, convert
 from undertow.graph.describe import op_class
@@ -56,7 +55,6 @@ class UndertowPass(CustomGraphPass):
         split: bool = True,
         after: Callable[[fx.Graph, Plan], None] | None = None,
         plan_for: Callable[[Program], Plan] | None = None,
-        costs: Callable[[Program], Sequence[Source]] | None = None,
     ) -> None:
         self._agree, self._manual = agree, manual
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
@@ -64,11 +62,9 @@ class UndertowPass(CustomGraphPass):
         self._split = split
         self._after = after  # called with each graph that was scheduled
         self._plan_for = plan_for  # finds the Plan to apply to a graph instead of solving
-        self._costs = costs  # measures what a graph takes, before the cluster's model is asked
         self.plans: list[Plan] = []
 
     def __call__(self, graph: fx.Graph) -> None:
-        given, measured = self._known_of(graph)
         plan = schedule_nodes(
             graph,
             cluster=self._cluster,
@@ -79,8 +75,7 @@ class UndertowPass(CustomGraphPass):
             groups=self._groups,
             agree=self._agree,
             manual=self._manual,
-            plan=given,
-            measured=measured,
+            plan=self._given(graph),
         )
         self.plans.append(plan)
         if self._after is not None:
@@ -88,20 +83,17 @@ class UndertowPass(CustomGraphPass):
         if self._pin:
             pin(graph)
 
-    def _known_of(self, graph: fx.Graph) -> tuple[Plan | None, Sequence[Source]]:
-        """The Plan to apply to a graph, and what it was measured to take."""
-        if self._plan_for is None and self._costs is None:
-            return None, ()
+    def _given(self, graph: fx.Graph) -> Plan | None:
+        """The Plan to apply to a graph."""
+        if self._plan_for is None:
+            return None
         program = convert(graph, self._groups).program
-        if not program.starts:
-            return None, ()
-        given = None if self._plan_for is None else self._plan_for(program)
-        return given, () if self._costs is None or given is not None else self._costs(program)
+        return self._plan_for(program) if program.starts else None
 
     def uuid(self) -> str | None:
         """What the result depends on, beside the graph; None, which keeps Inductor from caching,
         where a function that we cannot see into has a say, or wants to see every graph."""
-        if any(f is not None for f in (self._estimate, self._after, self._plan_for, self._costs)):
+        if any(f is not None for f in (self._estimate, self._after, self._plan_for)):
             return None
         here = Path(__file__).parents[1]
         ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])
