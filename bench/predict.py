@@ -37,8 +37,8 @@ MODELS = {
 LOOPBACK = "loopback"
 SPEEDS = (LOOPBACK, "400", "1000")  # of the link, in Mbit/s
 VARIANTS = ("undertow ddp", "undertow fsdp")
-_SAMPLES = 6  # calls that are measured before scheduling anew, and after it
-_CALIBRATING = 2 + 2 * _SAMPLES  # steps: each of the two orders has one to warm up
+_SAMPLES = 5  # calls that are measured before scheduling anew, and twice as many after it
+_CALIBRATING = 2 + 3 * _SAMPLES  # steps: each of the two orders has one to warm up
 _STEPS = 12
 _ALLOWED = 0.10
 
@@ -70,7 +70,7 @@ def run_case(variant: str, model: dict[str, int], link: Link | None, steps: int)
         rest = [
             seconds  # in the order that is predicted
             for answer in calibrating
-            for seconds in answer["outside_seconds"][-_SAMPLES - 1 : -1]
+            for seconds in answer["outside_seconds"][-2 * _SAMPLES - 1 : -1]
         ]
         answers = team.steps(steps)
     predicted = calibrating[0]["measured"]["predicted_total_ns"] / 1e9

@@ -320,10 +320,10 @@ def _measured_steps() -> float:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     parallelize(model, Mesh({"dp": dist.get_world_size()}), "fsdp")
-    options = {"timeout": 30, "cluster": "measure", "measure_steps": 1, "timeline": 5}
+    options = {"timeout": 30, "cluster": "measure", "measure_steps": 1, "timeline": 6}
     run = torch.compile(model, backend=undertow, options=options)
     losses = []
-    for _ in range(5):
+    for _ in range(6):
         loss = run(torch.ones(2, 8)).square().mean()
         loss.backward()
         losses.append(float(loss))

@@ -166,17 +166,17 @@ def scaled(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one rank saw of a program: some runs of its tasks, and what some runs of the kernels
-    that stand for them took as a whole, if there are such."""
+    """What one rank saw of a program: some runs task by task, and what others took as a whole."""
 
     program: Program
     runs: Sequence[Sample]
     whole: Sequence[int] = ()
+    is_native: bool = False  # the others ran kernels of our own, which tasks stand for
 
     def costs(self) -> tuple[dict[str, int], dict[int, int]]:
         """Compute by name and collectives by start; compute at the scale of the kernels."""
         own, wires = own_ns(self.program, self.runs), wire_ns(self.runs)
-        if not self.whole:
+        if not self.is_native:
             return own, wires
         permille = _scale(_as_run(self.program, own, wires), _middle(self.whole), Kind.COMPUTE)
         return {name: ns * permille // 1000 for name, ns in own.items()}, wires
@@ -185,9 +185,10 @@ class Seen:
         """The program with what its tasks took; together they take what whole runs did. Medians of
         single collectives do not: in every run some other is held up."""
         program = _as_run(self.program, *self.costs())
-        if self.whole:
+        if self.is_native:
             return program
-        permille = _scale(program, _middle([run.total for run in self.runs]), Kind.START)
+        totals = self.whole or [run.total for run in self.runs]
+        permille = _scale(program, _middle(totals), Kind.START)
         return _scaled(program, permille, Kind.START)
 
 

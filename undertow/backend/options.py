@@ -41,7 +41,7 @@ class BackendOptions:
     show: Path | None = None  # a folder: generated modules; default: $UNDERTOW_SHOW
     codegen: str = "aten"  # who runs the graph: one of CODEGENS
     timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
-    measure_steps: int = 3  # calls to time with cluster="measure"; as many once it is rescheduled
+    measure_steps: int = 3  # calls to time with cluster="measure"; twice as many in the new order
     timeout: float = 300.0  # seconds that ranks wait for each other's digests
     estimate: Callable[..., float | None] | None = None  # seconds of a node, before the model
 

@@ -60,7 +60,7 @@ class Runner:
         self._samples = max(options.measure_steps, 1)
         self._runs: list[Sample] = []
         self._is_native = options.codegen == "native"
-        self._whole: list[int] = []  # what calls of kernels of our own took
+        self._whole: list[int] = []  # what calls took that were timed as a whole
         self._is_new = False  # scheduled anew, and not yet measured as it runs now
         self._has_timeline = False
         self._costs: Measured | None = None
@@ -98,14 +98,18 @@ class Runner:
 
     @property
     def _is_sampled(self) -> bool:
-        return min(len(self._runs), len(self._whole) if self._is_native else self._samples) >= (
-            self._samples
-        )
+        wanted = self._samples if self._is_timed_whole else 0
+        return len(self._runs) >= self._samples and len(self._whole) >= wanted
+
+    @property
+    def _is_timed_whole(self) -> bool:
+        """Kernels of our own cannot be told apart, and a prediction is for calls that nobody
+        measures: these are timed as a whole, in turns with calls that are task by task."""
+        return self._is_native or self._is_new
 
     def _sample(self, args: list[Any], device: torch.device) -> Any:
-        """One call for the costs. Kernels of our own cannot be told apart: they are timed as a
-        whole, in turns with the ATen calls that they stand for."""
-        if self._is_native and len(self._whole) < len(self._runs):
+        """One call for the costs."""
+        if self._is_timed_whole and len(self._whole) < len(self._runs):
             began = time.perf_counter_ns()
             result = self._run(args)
             if device.type != "cpu":
@@ -187,4 +191,4 @@ class Runner:
         self._runs, self._whole, self._is_new = [], [], False
 
     def _seen(self, program: Program) -> Seen:
-        return Seen(program, self._runs, self._whole)
+        return Seen(program, self._runs, self._whole, self._is_native)
