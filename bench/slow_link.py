@@ -3,9 +3,16 @@
 Two network namespaces joined by a veth pair whose rate `tc` limits; one rank and one thread in
 each. Every variant has processes of its own that live through the run; rounds of steps go from one
 to the next, so that all see the same noise, and ratios to `compute` of the same round are shown.
+It needs root and iproute2. Each part takes three to four minutes, all of them most of an hour:
 
-    python -m bench.slow_link            # needs root and iproute2; about half an hour
-    python -m bench.slow_link --quick    # one model, one speed, few rounds
+    python -m bench.slow_link --model 11M --ratio 1 --parallel ddp
+    python -m bench.slow_link --model 11M --ratio 0.5 --variants "fsdp2,undertow fsdp"
+    python -m bench.slow_link            # all models and speeds
+
+The ratio is that of DDP's communication to compute. Every row of ours says whether it meets the
+aim: not slower than the best of PyTorch's own; where its communication takes as long as compute,
+within 15 % of the longer of the two; with FSDP, no more memory than FSDP2. `reach` is the least
+that a step with this communication can take where gradients come after forward.
 """
 
 from __future__ import annotations
@@ -18,19 +25,19 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.harness import print_table, save_results
-from undertow.cli.train_worker import VARIANTS, Setup
+from undertow.cli.train_worker import PYTORCH, VARIANTS, Setup
 from undertow.cli.training import Place, Team
 
 _ADDRESSES = ("10.231.77.1", "10.231.77.2")
 _PORT = 29511
 _FIELDS = ("vocab", "width", "layers", "heads", "kv_heads", "hidden")
 MODELS: dict[str, dict[str, int]] = {
-    "llama 11M": dict(zip(_FIELDS, (4096, 320, 6, 5, 5, 896), strict=True)),
-    "llama 27M": dict(zip(_FIELDS, (8192, 448, 8, 7, 7, 1216), strict=True)),
+    "11M": dict(zip(_FIELDS, (4096, 320, 6, 5, 5, 896), strict=True)),
+    "27M": dict(zip(_FIELDS, (8192, 448, 8, 7, 7, 1216), strict=True)),
 }
 RATIOS = (0.5, 1.0, 2.0)  # communication over compute
 _BATCH, _SEQ = 4, 128
@@ -117,23 +124,35 @@ def teams(
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One turn of one variant: seconds of a step, of its forward, and the peak memory of a rank."""
+
+    seconds: float
+    forward: float
+    peak_nbytes: int  # above that of a process that has imported what it needs and has no model
+
+
 def compute_seconds(team: Team) -> float:
     team.steps(2)
     return min(team.steps(5)[0]["seconds"])
 
 
-def rounds(made: dict[str, Team], count: int, steps: int) -> dict[str, list[tuple[float, int]]]:
-    """Per variant and round, the seconds of a step and the peak memory of a rank, above that of a
-    process that has imported what it needs and has no model yet."""
+def rounds(made: dict[str, Team], count: int, steps: int) -> dict[str, list[Round]]:
+    """What each variant took, round by round."""
     for team in made.values():  # compile, measure, schedule again
         team.steps(7)
-    found: dict[str, list[tuple[float, int]]] = {variant: [] for variant in made}
+    found: dict[str, list[Round]] = {variant: [] for variant in made}
     for _ in range(count):
         for variant, team in made.items():
             answers = team.steps(steps)
-            seconds = max(statistics.median(answer["seconds"]) for answer in answers)
-            peak = max(answer["peak_nbytes"] - answer["idle_nbytes"] for answer in answers)
-            found[variant].append((seconds, peak))
+            found[variant].append(
+                Round(
+                    max(statistics.median(answer["seconds"]) for answer in answers),
+                    max(statistics.median(answer["forward_seconds"]) for answer in answers),
+                    max(answer["peak_nbytes"] - answer["idle_nbytes"] for answer in answers),
+                )
+            )
     return found
 
 
@@ -150,33 +169,76 @@ def compare(
         link.set_rate(rate)
         made = first | teams(stack, link, MODELS[name], [v for v in variants if v != "compute"])
         found = rounds(made, count, steps)
-    ratios = {
-        variant: [
-            seconds / base for (seconds, _), (base, _) in zip(entry, found["compute"], strict=True)
-        ]
-        for variant, entry in found.items()
-    }
-    bounds = {variant: max(1.0, ratio * _share(variant)) for variant in variants}
+    rows = judged(found, ratio)
     print_table(
-        f"{name}, communication {ratio:g} x compute, {rate / 1e6:.0f} Mbit/s",
-        ("variant", "step / compute", "least", "most", "bound", "peak memory"),
+        f"{name}, DDP's communication {ratio:g} x compute, {rate / 1e6:.0f} Mbit/s",
+        ("variant", "step / compute", "least", "most", "bound", "reach", "peak memory", "aim"),
         [
-            (variant, f"{statistics.median(r):.2f}", f"{min(r):.2f}", f"{max(r):.2f}",
-             f"{bounds[variant]:.2f}", f"{max(peak for _, peak in found[variant]) / 2**20:.0f} MiB")
-            for variant, r in ratios.items()
+            (row["variant"], f"{row['step']:.2f}", f"{row['least']:.2f}", f"{row['most']:.2f}",
+             f"{row['bound']:.2f}", f"{row['reach']:.2f}", f"{row['peak_nbytes'] / 2**20:.0f} MiB",
+             row["aim"])
+            for row in rows
         ],
     )  # fmt: skip
     return {
         "model": name, "ratio": ratio, "mbit": rate / 1e6, "compute_seconds": compute,
-        "ratios": ratios, "bounds": bounds,
-        "peak_nbytes": {variant: max(p for _, p in entry) for variant, entry in found.items()},
+        "rows": rows, "rounds": {v: [asdict(one) for one in entry] for v, entry in found.items()},
     }  # fmt: skip
 
 
+def judged(found: dict[str, list[Round]], ratio: float) -> list[dict[str, Any]]:
+    """A row per variant: its step over compute of the same round, its bounds, what it met."""
+    base = found["compute"]
+    forward = statistics.median(one.forward / one.seconds for one in base)
+    rows: list[dict[str, Any]] = []
+    for variant, entry in found.items():
+        ratios = [one.seconds / alone.seconds for one, alone in zip(entry, base, strict=True)]
+        communication = ratio * _share(variant)
+        early = 0.0 if "fsdp" in variant else forward  # gathers need no gradients
+        rows.append(
+            {
+                "variant": variant,
+                "step": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+                "bound": max(1.0, communication),
+                "reach": max(1.0, communication + early) if communication else 1.0,
+                "communication": communication,
+                "peak_nbytes": max(one.peak_nbytes for one in entry),
+            }
+        )
+    by_name = {row["variant"]: row for row in rows}
+    for row in rows:
+        row["aim"] = _aim(row, by_name)
+    return rows
+
+
+def _aim(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str:
+    """Whether a row of ours is as it should be, and else what it misses."""
+    variant = row["variant"]
+    if not variant.startswith("undertow"):
+        return ""
+    kind = "fsdp" if "fsdp" in variant else "ddp"
+    others = [entry for name, entry in rows.items() if name in PYTORCH and kind in name]
+    missed = []
+    best = min((entry["step"] for entry in others), default=None)
+    if best is not None and row["step"] > best:
+        missed.append(f"{row['step'] / best - 1:.0%} slower")
+    if row["communication"] == 1 and row["step"] > 1.15 * row["bound"]:
+        missed.append(f"{row['step'] / row['bound'] - 1:.0%} above the bound")
+    if "fsdp2" in rows and kind == "fsdp" and row["peak_nbytes"] > rows["fsdp2"]["peak_nbytes"]:
+        missed.append("more memory")
+    return "missed: " + ", ".join(missed) if missed else "met"
+
+
 def _share(variant: str) -> float:
-    """Traffic against that of DDP's all-reduce: FSDP gathers twice (half each, on two ranks), and
-    gloo's reduce-scatter is a whole all-reduce."""
-    return 2.0 if "fsdp" in variant else 0.0 if variant == "compute" else 1.0
+    """Traffic against that of DDP's all-reduce, on two ranks: FSDP gathers twice, half each; a
+    reduce-scatter is half as well, but for gloo's own, which is a whole all-reduce."""
+    if variant == "compute":
+        return 0.0
+    if "fsdp" not in variant:
+        return 1.0
+    return 2.0 if variant == "fsdp2" else 1.5
 
 
 def parameters(sizes: dict[str, int]) -> int:
@@ -185,25 +247,44 @@ def parameters(sizes: dict[str, int]) -> int:
     return sum(p.numel() for p in llama.build(llama.Config(**sizes)).parameters())
 
 
+def _variants(chosen: argparse.Namespace) -> list[str]:
+    if chosen.variants:
+        wanted = [name.strip() for name in chosen.variants.split(",") if name.strip()]
+        unknown = sorted(set(wanted) - set(VARIANTS))
+        if unknown:
+            sys.exit(f"error: no variant {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
+        return ["compute", *(name for name in wanted if name != "compute")]
+    return [v for v in VARIANTS if v == "compute" or not chosen.parallel or chosen.parallel in v]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one model, one speed, few rounds")
-    parser.add_argument("--variants", default="", help="comma-separated; default: all")
-    chosen = parser.parse_args()
-    variants = (
-        ["compute", *filter(None, chosen.variants.split(","))] if chosen.variants else VARIANTS
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = list(MODELS)[:1] if chosen.quick else list(MODELS)
-    ratios = (1.0,) if chosen.quick else RATIOS
-    count, steps = (3, 3) if chosen.quick else (7, 4)
+    parser.add_argument("--model", choices=list(MODELS), help="one of the models")
+    parser.add_argument("--ratio", type=float, help="one speed: DDP's communication / compute")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp"), help="variants of one kind")
+    parser.add_argument("--variants", default="", help="comma-separated; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
+    parser.add_argument("--steps", type=int, default=4, help="steps of a turn")
+    chosen = parser.parse_args()
+    if chosen.ratio is not None and chosen.ratio <= 0:
+        sys.exit(f"error: --ratio {chosen.ratio:g} leaves no communication; give more than 0")
     if os.geteuid():
         print("skipped: this benchmark makes network namespaces; run it as root")
         return
+    variants = _variants(chosen)
+    names = [chosen.model] if chosen.model else list(MODELS)
+    ratios = [chosen.ratio] if chosen.ratio is not None else list(RATIOS)
+    results = []
     with slow_link() as link:
-        results = [
-            compare(link, name, ratio, variants, count, steps) for name in names for ratio in ratios
-        ]
-    save_results("slow_link", {"runs": results})
+        for name in names:
+            for ratio in ratios:
+                results.append(
+                    compare(link, name, ratio, variants, max(chosen.rounds, 1), chosen.steps)
+                )
+    parts = [chosen.model, chosen.ratio and f"{chosen.ratio:g}", chosen.parallel]
+    save_results("_".join(["slow_link", *filter(None, parts)]), {"runs": results})
 
 
 if __name__ == "__main__":

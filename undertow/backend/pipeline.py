@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import fx
 
+from undertow.backend.adapt import adapt
 from undertow.backend.agree import agree_on, agree_on_estimates
 from undertow.backend.artefacts import leave_module, leave_plan, leave_timeline, notes, title
 from undertow.backend.costs import Measured, kept_costs
@@ -47,6 +48,8 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     counts["graphs"] += 1
     clock = Clock()
     name_modules(gm.graph)
+    if adapt(gm.graph, options, in_place=True):
+        gm.recompile()
     pristine = _copy(gm) if options.is_measuring else gm
     measured = _kept(gm, part, options)
     clock.lap("prepare")

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from undertow.backend.adapt import adapt
 from undertow.backend.agree import agree_on
 from undertow.backend.artefacts import leave_module, leave_plan, title
 from undertow.backend.options import BackendOptions
@@ -67,5 +68,6 @@ def compile_through_inductor(
         split=options.split or place is not None,  # as a given Plan has it
         after=scheduled,
         plan_for=saved,
+        before=lambda graph: adapt(graph, options, in_place=False),
     )
     return compile_with_inductor(gm, inputs, scheduling)

@@ -3,7 +3,7 @@
 Commands come as JSON lines on stdin, answers go as JSON lines to stdout. All variants train the
 same model on the same data, so that their losses can be compared: `compute` alone, PyTorch's own
 `ddp`, `fsdp2` and `ddp+inductor`, and ours: `undertow ddp`, `undertow fsdp`, each also with
-`+inductor`.
+`+inductor` and `+native`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 PYTORCH = ("ddp", "fsdp2", "ddp+inductor")
-OURS = ("undertow ddp", "undertow fsdp", "undertow ddp+inductor", "undertow fsdp+inductor")
+OURS = tuple(
+    f"undertow {kind}{codegen}"
+    for codegen in ("", "+native", "+inductor")
+    for kind in ("ddp", "fsdp")
+)
 VARIANTS = ("compute", *PYTORCH, *OURS)
 
 
@@ -51,6 +55,7 @@ class Trainer:
         if "undertow" in setup.variant or "inductor" in setup.variant:
             import torch._dynamo
         self.idle_nbytes = _peak_nbytes()
+        self.forward_seconds = 0.0  # of the last step
         self._setup, self._loss = setup, llama.loss_fn
         self._model = llama.build(llama.Config(**setup.model))
         inputs, targets = llama.example_inputs(self._model, setup.batch * setup.world, setup.seq)
@@ -89,11 +94,13 @@ class Trainer:
 
     def step(self) -> float:
         """One step; the loss."""
+        began = time.perf_counter()
         loss: Any = self._loss(self._run(*self._inputs), *self._targets)
+        self.forward_seconds = time.perf_counter() - began
         loss.backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return float(loss)
+        return float(loss.detach())
 
 
 def _rows(values: Any, rows: slice) -> tuple[Any, ...]:
@@ -103,18 +110,20 @@ def _rows(values: Any, rows: slice) -> tuple[Any, ...]:
 
 def steps(trainer: Trainer, count: int) -> dict[str, Any]:
     """Some steps: seconds and loss of each, and the most memory that this process held."""
-    seconds, losses, outside = [], [], []
+    seconds, losses, outside, forward = [], [], [], []
     for _ in range(count):
         began, inside = time.perf_counter(), _inside_seconds()
         losses.append(trainer.step())
         seconds.append(time.perf_counter() - began)
         outside.append(seconds[-1] - (_inside_seconds() - inside))
+        forward.append(trainer.forward_seconds)
     peak = _peak_nbytes()
     _forget_peak()
     return {
         "seconds": seconds,
         "outside_seconds": outside,  # not in graphs that communicate, where these are measured
         "losses": losses,
+        "forward_seconds": forward,
         "peak_nbytes": peak,
         "idle_nbytes": trainer.idle_nbytes,  # with all its imports, before there was a model
         "measured": _measured(),

@@ -5,6 +5,7 @@ All functional collectives of torch: plain, coalesced, in place, with `out=`, an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,3 +125,13 @@ def _group_name(value: Any) -> str:
     if isinstance(value, fx.Node):
         value = value.meta.get("val", value.name)
     return str(getattr(value, "group_name", value))
+
+
+GLOO = ("gloo",)
+"""The backends whose collectives some rewrites are for: they run on the CPU, beside compute."""
+
+
+def runs_on(node: fx.Node, backends: Sequence[str]) -> bool:
+    """Whether a node is a collective of a group that one of these backends runs."""
+    call = collective_call(node) if node.op == "call_function" else None
+    return call is not None and torch_api.backend_of_group(call.group) in backends

@@ -55,6 +55,7 @@ class UndertowPass(CustomGraphPass):
         split: bool = True,
         after: Callable[[fx.Graph, Plan], None] | None = None,
         plan_for: Callable[[Program], Plan] | None = None,
+        before: Callable[[fx.Graph], object] | None = None,
     ) -> None:
         self._agree, self._manual = agree, manual
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
@@ -62,9 +63,12 @@ class UndertowPass(CustomGraphPass):
         self._split = split
         self._after = after  # called with each graph that was scheduled
         self._plan_for = plan_for  # finds the Plan to apply to a graph instead of solving
+        self._before = before  # called with each graph that is about to be
         self.plans: list[Plan] = []
 
     def __call__(self, graph: fx.Graph) -> None:
+        if self._before is not None:
+            self._before(graph)
         plan = schedule_nodes(
             graph,
             cluster=self._cluster,

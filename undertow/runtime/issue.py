@@ -52,6 +52,10 @@ def _all_reduce(x: Tensor, how: str, name: Any) -> Issued:
     return out, dist.all_reduce(out, _REDUCTIONS[how], _group(name), async_op=True)
 
 
+def _all_reduce_in_place(x: Tensor, how: str, name: Any) -> Issued:
+    return x, dist.all_reduce(x, _REDUCTIONS[how], _group(name), async_op=True)
+
+
 def _all_to_all(x: Tensor, to: list[int], of: list[int], name: Any) -> Issued:
     out = x.new_empty((sum(to), *x.shape[1:]))
     return out, dist.all_to_all_single(out, x.contiguous(), to, of, _group(name), async_op=True)
@@ -80,6 +84,7 @@ _STARTERS: dict[Any, Callable[..., Issued]] = {
     _ops.all_gather_into_tensor: _all_gather,
     _ops.reduce_scatter_tensor: _reduce_scatter,
     _ops.all_reduce: _all_reduce,
+    _ops.all_reduce_: _all_reduce_in_place,
     _ops.all_to_all_single: _all_to_all,
     _ops.all_gather_into_tensor_coalesced: _all_gathers,
     _ops.reduce_scatter_tensor_coalesced: _reduce_scatters,

@@ -1,0 +1,95 @@
+"""Gradients computed where they are reduced: which are, what they come to, what is left alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from tests.graph.stand_ins import run_alone
+from tests.graph.test_ddp import X, step, traced, weights
+from undertow.capture.mesh import fake_world
+from undertow.graph import convert
+from undertow.graph.flat_gradients import flatten_gradients
+from undertow.program import Order, verify
+
+aten, ops = torch.ops.aten, torch.ops._c10d_functional
+FAKE = ("fake",)
+
+
+def flattened(module: fx.GraphModule) -> fx.GraphModule:
+    changed = copy.deepcopy(module)
+    with fake_world(4):
+        assert flatten_gradients(changed.graph, FAKE) == 1
+    changed.graph.lint()
+    changed.recompile()
+    program = convert(changed.graph).program
+    assert not verify(program, Order.captured(program))
+    return changed
+
+
+def calls(module: fx.GraphModule, target: Any) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.target is target]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("divide", ["before", "after", "never"])
+def test_products_write_into_their_bucket_and_nothing_else_changes(divide: str, late: bool) -> None:
+    with_flat, inputs = step(divide=divide)
+    changed = flattened(with_flat)
+    assert len(calls(changed, ops.all_reduce_.default)) == 1
+    assert len(calls(changed, aten.addmm_.default)) == 3  # the others are transposed: copied
+    assert not calls(changed, ops.all_reduce.default)
+    assert not calls(changed, aten.div.Tensor)  # four ranks: half of a half is exact
+    expected, _ = run_alone(with_flat, inputs, late)
+    found, _ = run_alone(changed, inputs, late)
+    for a, b in zip(expected, found, strict=True):
+        assert torch.equal(a, b)  # their strides are compared on real ranks
+
+
+@pytest.mark.parametrize("divide", ["before", "after"])
+def test_a_divisor_that_is_no_power_of_two_divides_as_it_did(divide: str) -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        grads = []
+        for grad in (x.t() @ x, x.sum(0)):
+            mine = grad / 3 if divide == "before" else grad
+            mine = ops.wait_tensor(ops.all_reduce(mine, "sum", "0"))
+            grads.append(mine / 3 if divide == "after" else mine)
+        return grads
+
+    module = traced(function, X)
+    changed = flattened(module)
+    assert len(calls(changed, aten.addmm_.default)) == (1 if divide == "after" else 0)
+    assert len(calls(changed, aten.div_.Tensor)) == (1 if divide == "after" else 0)
+    expected, _ = run_alone(module, [X], late=True)
+    found, _ = run_alone(changed, [X], late=True)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_a_gradient_that_others_need_is_copied_or_left_alone() -> None:
+    def function(x: Tensor, w: Tensor) -> list[Tensor]:
+        shared = x.t() @ x
+        first = ops.wait_tensor(ops.all_reduce(shared, "sum", "0")) / 4
+        second = ops.wait_tensor(ops.all_reduce(torch.relu(shared), "sum", "0")) / 4
+        used = ops.wait_tensor(ops.all_reduce(shared + 1, "sum", "0"))
+        return [first, second, used + first.sum() * 0, w]
+
+    inputs = [X, weights(1)[0]]
+    module = traced(function, *inputs)
+    changed = flattened(module)
+    assert not calls(changed, aten.addmm_.default)  # the product is read by others
+    assert calls(changed, ops.all_reduce.default)  # what is more than given out
+    expected, _ = run_alone(module, inputs, late=True)
+    found, _ = run_alone(changed, inputs, late=True)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_groups_of_other_backends_are_left_alone() -> None:
+    module, _ = step()
+    before = module.graph.python_code("self").src
+    with fake_world(4):
+        assert flatten_gradients(module.graph) == 0
+    assert module.graph.python_code("self").src == before

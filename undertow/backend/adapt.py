@@ -1,0 +1,26 @@
+"""Brings the collectives of a graph into the form that costs least where they run.
+
+That is before anything is decided on it: Plans, costs and Programs are of the adapted graph. So far
+it is for gloo, whose threads share the cores with compute; what NCCL runs stays as it is.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from undertow.backend.options import BackendOptions
+from undertow.graph.batches import batch_collectives
+from undertow.graph.exchange import scatter_by_exchange
+from undertow.graph.flat_gradients import flatten_gradients
+
+
+def adapt(graph: fx.Graph, options: BackendOptions, *, in_place: bool) -> int:
+    """Adapt `graph`; how many collectives have changed. `in_place` says that whoever runs it takes
+    operators that write to what they are given. With `merge=False` each stays on its own."""
+    changed = scatter_by_exchange(graph)
+    if options.merge is True:
+        changed += flatten_gradients(graph) if in_place else 0
+        changed += batch_collectives(graph)
+    if changed:
+        graph.lint()
+    return changed
