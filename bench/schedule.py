@@ -8,8 +8,10 @@ Each graph is captured in a process of its own, and each run of PyTorch's pass o
 with a limit on its time. Both sides are simulated by `undertow.program.simulate`; a node of the
 captured graph costs the same wherever it is scheduled, and the copies that PyTorch's buckets need
 are priced like any other copy. Ours (a) may use the memory that PyTorch's result used, ours (b) no
-more than the captured order did. Seconds are the processor's: PyTorch's those of the variant that
-is shown, without our estimator; ours convert, price, solve (b) and rewrite.
+more than the captured order did, and ours (c) is (b) with splits, which is what `undertow plan` and
+`schedule_graph` do by default. Where memory holds (b) back the table says what more of it, up to
+what PyTorch's result takes, would save. Seconds are the processor's: PyTorch's those of the variant
+that is shown, without our estimator; ours convert, price, solve (b) and rewrite.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from undertow.graph import Converted
     from undertow.program import Program, Timeline
     from undertow.schedule.solve import Solution
+    from undertow.schedule.splits import Splitting
 
 PARALLEL = {
     "llama3-8b": ("fsdp", "hsdp", "fsdp+tp", "ddp"),
@@ -193,9 +196,11 @@ def _run_part(
     from undertow.cost.cluster import Cluster
     from undertow.cost.price import price, repricer
     from undertow.graph import convert, rewrite
+    from undertow.graph.splittable import find_row_work
     from undertow.program import simulate
     from undertow.schedule.limits import Limits
     from undertow.schedule.solve import solve
+    from undertow.schedule.splits import Splitting
 
     cluster = Cluster.parse(case.cluster)
     groups = {group.name: ("-".join(group.dims), group.ranks) for group in step.groups.values()}
@@ -231,12 +236,25 @@ def _run_part(
     best = min(done, key=lambda name: done[name]["total_ms"]) if done else None
     row |= {"reference": runs, "reference_best": best}
 
-    def ours(limits: Limits | None) -> tuple[Solution, dict[str, Any]]:
-        solution, seconds = _timed(lambda: solve(program, limits, reprice=reprice))
-        figures = {"buckets": len(solution.plan.buckets), "solve": seconds}
+    def ours(
+        limits: Limits | None, splitting: Splitting | None = None
+    ) -> tuple[Solution, dict[str, Any]]:
+        solution, seconds = _timed(
+            lambda: solve(program, limits, reprice=reprice, splitting=splitting)
+        )
+        figures = {
+            "buckets": len(solution.plan.buckets),
+            "pieces": max((split.pieces for split in solution.plan.splits), default=1),
+            "solve": seconds,
+        }
         return solution, _figures(solution.timeline) | figures
 
     solution, row["ours_default"] = ours(None)
+    row["ours_split"] = row["ours_default"]
+    splittable = find_row_work(converted).splittable
+    if splittable:
+        splitting = Splitting(splittable, lambda divided: price(divided, cluster).program)
+        _, row["ours_split"] = ours(None, splitting)
     _, rewrite_time = _timed(lambda: rewrite(converted, solution.merged, solution.order))
     row["ours_default"] |= {"convert": prepare_time, "rewrite": rewrite_time}
     row["ours_default"]["seconds"] = sum(
@@ -407,6 +425,7 @@ HEADER = (
     "PyTorch ms", "exp", "GiB", "buckets",
     "ours(a) ms", "exp", "GiB",
     "ours(b) ms", "exp", "GiB",
+    "ours(c) ms", "GiB", "pieces", "more GiB", "saves ms",
     "bound ms", "fits", "gap a", "gap b",
     "PyTorch s", "ours s",
     "a<=P", "3%", "peak", "b<=P", "1/10",
@@ -418,7 +437,7 @@ def table_row(row: dict[str, Any]) -> list[str]:
     bound = row["bound"]["ms"]
     failed = ",".join(sorted({run["failed"] for run in row["reference"].values() if best is None}))
     theirs = [*_cells(row["reference"][best]), best] if best is not None else [failed, "", "", ""]
-    same, default = row["ours_same_memory"], row["ours_default"]
+    same, default, split = row["ours_same_memory"], row["ours_default"], row["ours_split"]
     return [
         f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}",
         str(row["nodes"]),
@@ -426,6 +445,10 @@ def table_row(row: dict[str, Any]) -> list[str]:
         *theirs,
         *(_cells(same) if same else ["", "", ""]),
         *_cells(default),
+        f"{split['total_ms']:.2f}",
+        f"{split['peak_nbytes'] / _GIB:.2f}",
+        str(split["pieces"]),
+        *(f"{value:.2f}" if value else "" for value in price_of_memory(row)),
         f"{bound:.1f}",
         "yes" if row["fits"] else "no",
         f"{same['total_ms'] / bound - 1:.1%}" if same else "",
@@ -458,18 +481,22 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
         if "failed" in run
     ]
     lines += [f"PyTorch's pass failed in {len(failures)} runs", *failures]
-    return lines + [_price_of_memory(row) for row in rows if _price_of_memory(row)]
+    for row in rows:
+        more, saved = price_of_memory(row)
+        if saved:
+            name = f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}"
+            lines.append(f"{name}: {more:.2f} GiB more would save {saved:.2f} ms")
+    return lines
 
 
-def _price_of_memory(row: dict[str, Any]) -> str:
-    """What the memory that PyTorch's result takes would buy us, where it buys something."""
+def price_of_memory(row: dict[str, Any]) -> tuple[float, float]:
+    """The GiB that would save some ms, up to those that PyTorch's result takes; zeros where more
+    buys nothing."""
     same, default = row["ours_same_memory"], row["ours_default"]
     if same is None or same["total_ms"] * 1.001 > default["total_ms"]:
-        return ""
+        return 0.0, 0.0
     more = (same["peak_nbytes"] - default["peak_nbytes"]) / _GIB
-    saved = default["total_ms"] - same["total_ms"]
-    name = f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}"
-    return f"{name}: {more:.2f} GiB more would save {saved:.2f} ms"
+    return more, default["total_ms"] - same["total_ms"]
 
 
 # -- main -----------------------------------------------------------------------------------------

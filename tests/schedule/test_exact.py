@@ -8,7 +8,14 @@ import pytest
 from tests.program.exact import all_orders
 from tests.programs import random_program
 from undertow.errors import UndertowError
-from undertow.program import Machine, lower_bounds, parse_program, profile_memory, simulate
+from undertow.program import (
+    Machine,
+    Order,
+    lower_bounds,
+    parse_program,
+    profile_memory,
+    simulate,
+)
 from undertow.schedule.exact import MOST_TASKS, solve_exact
 from undertow.schedule.limits import Limits
 
@@ -28,6 +35,16 @@ def test_it_agrees_with_trying_every_order_within_memory(seed: int):
         found = solve_exact(program, limits)
         assert found.is_optimal
         assert found.total_ns == found.bound_ns == min(totals)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_known_order_changes_the_way_and_not_the_answer(seed: int):
+    program = random_program(random.Random(seed), 8, plain=True)
+    found = solve_exact(program)
+    for known in (Order.captured(program), found.order):
+        again = solve_exact(program, known=known)
+        assert again.is_optimal
+        assert again.total_ns == again.bound_ns == found.total_ns
 
 
 def test_memory_is_traded_for_time():

@@ -77,6 +77,29 @@ def test_more_memory_never_makes_the_step_longer():
     assert totals == sorted(totals, reverse=True)
 
 
+@given(rngs, st.integers(2, 30), st.sampled_from([1.01, 1.05, 1.2, 2.0, None]))
+@settings(max_examples=60)
+def test_no_larger_limit_gives_a_longer_step_than_the_default(
+    rng: random.Random, size: int, ratio: float | None
+):
+    program = described(random_program(rng, size))
+    default = solve(program, Limits(steps=20), reprice=longer)
+    roomy = Limits(peak_ratio=ratio, steps=20)
+    found = solve(program, roomy, reprice=longer)
+    assert found.timeline.total_ns <= default.timeline.total_ns
+    assert found.plan.limits == roomy
+    allowed = roomy.allowed_peak(program)
+    verify(found.merged.program, found.order, peak_nbytes=allowed)
+
+
+def test_the_ladder_of_a_long_step_goes_down():
+    """Above the captured peak a fold has room for all its few layers where the whole has not."""
+    program = fsdp_step(4_000)
+    ratios = (1.0, 1.01, 1.05, 1.2, None)
+    totals = [solve(program, Limits(peak_ratio=ratio)).timeline.total_ns for ratio in ratios]
+    assert totals == sorted(totals, reverse=True)
+
+
 def test_a_limit_below_the_captured_peak_lowers_it_as_far_as_it_goes():
     program = parse_program("""
         buffer x 8B

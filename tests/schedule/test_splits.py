@@ -22,12 +22,14 @@ from undertow.program import (
     Order,
     Program,
     ProgramBuilder,
+    Task,
     simulate,
     verify,
 )
 from undertow.schedule.exact import solve_exact
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan
+from undertow.schedule.repeats import fold
 from undertow.schedule.solve import apply_solution, solve
 from undertow.schedule.split_region import choose_split
 from undertow.schedule.splits import (
@@ -43,6 +45,7 @@ from undertow.schedule.splits import (
 )
 
 ROWS = 12
+solve_module = sys.modules["undertow.schedule.solve"]
 FAST = Limits(peak_ratio=None, steps=50)
 
 
@@ -159,14 +162,14 @@ def test_solving_with_splits_keeps_the_limit_and_is_never_worse(seed: int) -> No
     assert again.timeline.total_ns == found.timeline.total_ns
 
 
-def tensor_parallel() -> tuple[Program, Splittable]:
-    """Two layers of mm -> all_reduce -> mm: nothing to hide a collective behind but the work that
+def tensor_parallel(layers: int = 2, *, has_outputs: bool = False) -> tuple[Program, Splittable]:
+    """Layers of mm -> all_reduce -> mm: nothing to hide a collective behind but the work that
     makes its input and needs its result."""
     b = ProgramBuilder("tp")
     tp = b.group("tp", ranks=range(4))
     value, source = b.input("x", 1000), -1
     table: dict[int, Division] = {}
-    for layer in range(2):
+    for layer in range(layers):
         for kind in ("up", "down"):
             made = b.buffer(f"{kind}{layer}", 1000)
             task = b.compute(f"{kind}{layer}", reads=[value], writes=[made], ns=4000)
@@ -177,6 +180,8 @@ def tensor_parallel() -> tuple[Program, Splittable]:
         start = b.start(f"r{layer}", tp, reads=[value], writes=[made], ns=3000, work=work)
         table[start] = Division(8, (Sliced(source, value, 1000, True, False),))
         value, source = made, b.wait(f"w{layer}", start)
+        if has_outputs:
+            b.compute(f"stat{layer}", reads=[value], writes=[b.output(f"s{layer}", 1)], ns=10)
     b.compute("loss", reads=[value], writes=[b.output("out", 8)], ns=100)
     return b.build(), Splittable(table)
 
@@ -190,6 +195,44 @@ def test_a_tensor_parallel_window_gets_shorter_than_any_order_without_splits() -
     assert found.timeline.total_ns <= 0.9 * best_order.total_ns
     assert found.plan.bound_ns <= found.timeline.total_ns
     verify(found.merged.program, found.order)
+
+
+def test_where_layers_repeat_splits_are_decided_on_the_fold_and_done_to_all() -> None:
+    program, table = tensor_parallel(300, has_outputs=True)
+    folded = fold(program)
+    assert folded is not None
+    assert len(folded.program) < len(program) / 5
+    found = solve(program, FAST, splitting=Splitting(table))
+    assert found.timeline.total_ns <= 0.9 * found.plan.captured.total_ns
+    divided = {name for one in found.plan.splits for name in one.tasks}
+    assert {program.tasks[start].name for start in program.starts} <= divided
+    assert found.plan.bound_ns <= found.timeline.total_ns
+    verify(found.merged.program, found.order)
+
+
+def test_a_fold_that_cannot_be_split_is_told_and_the_whole_is_split(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OrderError("no")
+
+    monkeypatch.setattr(solve_module, "_SMALL_TASKS", 100)
+    monkeypatch.setattr(solve_module, "split_folds", refuse)
+    program, table = tensor_parallel(20)
+    assert solve(program, FAST, splitting=Splitting(table)).plan.splits
+    assert "decided on the whole step" in caplog.text
+
+
+def test_pieces_are_not_merged_again() -> None:
+    """A bucket of all pieces of one collective is cheaper than they are, and hides nothing."""
+    program, table = tensor_parallel()
+    found = solve(program, FAST, splitting=Splitting(table), reprice=_latency_only)
+    assert found.plan.splits
+    assert found.plan.buckets == ()
+
+
+def _latency_only(task: Task, ranks: tuple[int, ...]) -> Task:
+    return replace(task, ns=1000)
 
 
 def test_without_splitting_nothing_is_split() -> None:

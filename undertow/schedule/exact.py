@@ -31,15 +31,22 @@ class Exact:
     is_optimal: bool
 
 
-def solve_exact(program: Program, limits: Limits | None = None, *, effort: float = 20.0) -> Exact:
+def solve_exact(
+    program: Program,
+    limits: Limits | None = None,
+    *,
+    effort: float = 20.0,
+    known: Order | None = None,
+) -> Exact:
     """The shortest legal order of a small `program` within `limits`.
 
     `effort` is in CP-SAT's deterministic seconds: the same on every machine. If nothing fits the
-    memory limit, that is an error.
+    memory limit, that is an error. With a `known` order that fits, only shorter ones are looked
+    for, which is proven much sooner where there is none.
     """
     _check(program)
     model = _Model(program, (limits or Limits()).allowed_peak(program))
-    return model.solve(effort)
+    return model.solve(effort, known)
 
 
 def _check(program: Program) -> None:
@@ -173,12 +180,20 @@ class _Model:
             self.model.add_max_equality(edge, places)
         return edge
 
-    def solve(self, effort: float) -> Exact:
+    def solve(self, effort: float, known: Order | None) -> Exact:
+        known_ns = self.horizon + 1
+        if known is not None:
+            known_ns = simulate(self.program, known).total_ns
+            self.model.add(self.total <= known_ns - 1)
         solver = self.cp.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.random_seed = 0
         solver.parameters.max_deterministic_time = effort
         status = solver.solve(self.model)
+        if known is not None and status == self.cp.INFEASIBLE:
+            return Exact(known, known_ns, known_ns, True)
+        if known is not None and status == self.cp.UNKNOWN:
+            return Exact(known, known_ns, round(solver.best_objective_bound), False)
         if status == self.cp.INFEASIBLE:
             raise UndertowError("no order of this program fits the memory limit")
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):

@@ -9,12 +9,13 @@ are kept, without the first and the last of all, stand for those that went.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
-from undertow.program import Collective, Hazard, Program, Task
+from undertow.program import Buffer, Collective, Hazard, Kind, Lifetime, Program, Task
 from undertow.program.model import IntArray
 
 _WINDOW = 32  # tasks that must look alike before a distance counts as a period; a power of two
@@ -44,6 +45,14 @@ class Folded:
     stands_for: IntArray  # per task: for how many of the whole it stands, in permille
     layers: IntArray  # per task: the number of the repetition that it lies in
     whole_layers: IntArray  # the same for the tasks of the whole
+    place_of: tuple[int, ...]  # per task of the whole: the task here that is it or stands for it
+    buffer_for: tuple[int, ...]  # per buffer: the one that is used here
+    landing_nbytes: int  # what the collectives of one repetition make, at most
+
+    @property
+    def share(self) -> Fraction:
+        """How much of the whole is left."""
+        return Fraction(len(self.program), len(self.place_of))
 
 
 def find_repeats(program: Program) -> list[Stretch]:
@@ -145,11 +154,30 @@ class _Fold:
 
     def run(self) -> Folded:
         tasks = tuple(self._task(old) for old in self.kept)
-        program = replace(self.program, tasks=tasks, hazards=self._hazards())
+        buffers = self._buffers(tasks)
+        program = replace(self.program, tasks=tasks, buffers=buffers, hazards=self._hazards())
         weights = _weights(len(self.program), self.stretches)
         layers = _layers(len(self.program), self.stretches)
         kept = np.asarray(self.kept, dtype=np.int64)
-        return Folded(program, weights[kept], layers[kept], layers)
+        return Folded(
+            program,
+            weights[kept],
+            layers[kept],
+            layers,
+            tuple(self.place[other] for other in self.stand_in),
+            tuple(self.buffer_for),
+            max(_landing_nbytes(self.program, stretch) for stretch in self.stretches),
+        )
+
+    def _buffers(self, tasks: Sequence[Task]) -> tuple[Buffer, ...]:
+        """All buffers; results of what was left out are not results any more."""
+        written = {buffer for task in tasks for buffer in task.writes}
+        return tuple(
+            replace(buffer, lifetime=Lifetime.INTERMEDIATE)
+            if buffer.lifetime is Lifetime.OUTPUT and index not in written
+            else buffer
+            for index, buffer in enumerate(self.program.buffers)
+        )
 
     def _buffer_stand_ins(self) -> list[int]:
         """Per buffer, the one that stands for it: at the same place among those that the stand-in
@@ -194,6 +222,15 @@ class _Fold:
                 buffer = self.buffer_for[on] if on >= 0 else -1
                 strongest[dst, src] = Hazard(src, dst, kind, buffer)
         return tuple(strongest[pair] for pair in sorted(strongest))
+
+
+def _landing_nbytes(program: Program, stretch: Stretch) -> int:
+    return sum(
+        program.buffers[buffer].nbytes
+        for task in program.tasks[stretch.begin : stretch.begin + stretch.period]
+        if task.kind is Kind.START
+        for buffer in task.writes
+    )
 
 
 def _stand_ins(tasks: int, stretches: list[Stretch]) -> list[int]:

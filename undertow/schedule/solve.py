@@ -11,11 +11,14 @@ split, the step is solved again with them in pieces (`undertow.schedule.split_st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from undertow.errors import OrderError
 from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
+from undertow.program.model import IntArray
 from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice
 from undertow.schedule.candidates import (
@@ -42,8 +45,16 @@ from undertow.schedule.plan import (
 from undertow.schedule.repeats import Folded, fold
 from undertow.schedule.search import improve
 from undertow.schedule.split_bound import bound_for_any_splitting
-from undertow.schedule.split_stage import in_order_ns, is_gain, split_programs
-from undertow.schedule.splits import Divided, Splitting
+from undertow.schedule.split_stage import (
+    FoldedSplit,
+    in_order_ns,
+    is_gain,
+    split_folds,
+    split_programs,
+)
+from undertow.schedule.splits import Divided, Split, Splitting, split
+
+_log = logging.getLogger(__name__)
 
 # Buckets are as large as makes latency this share of a collective's time, in permille.
 # The most telling come first: a large Program's budget is spent after a few.
@@ -58,6 +69,7 @@ _NEAR_PERMILLE = 1010  # of the lower bound: near enough to stop, where stopping
 _HOPEFUL_PERMILLE = 1020  # of it, on a fold: the whole may then be near enough at once
 _MOST_PROMISING = 2  # bucketings of small programs for which every policy is tried
 _SMALL_TASKS = 2_000  # above this size programs are folded where layers repeat
+_LAYERS_AHEAD = 2  # whose collectives a fold may land before they are used, if the whole may
 _RECIPES = {True: 3, False: 6}  # how many are tried on the whole, once it is as good as hoped
 _MISSES = 3  # recipes in a row that did not help, after which no other is tried
 _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
@@ -98,6 +110,28 @@ def solve(
     `splitting` says what can be divided and prices the pieces; without it nothing is split.
     """
     limits = limits or Limits()
+    found = _solve(program, limits, reprice, should_merge, buckets, splitting)
+    plan = found.plan
+    lean_nbytes, allowed = plan.captured.peak_nbytes, limits.allowed_peak(program)
+    is_roomy = allowed is None or allowed > lean_nbytes
+    if not program.starts or not is_roomy or plan.planned.total_ns <= plan.bound_ns:
+        return found
+    # Where more fits, greed may take a wrong turn: no limit gives a longer step than the default.
+    tight = replace(limits, peak_bytes=lean_nbytes, peak_ratio=None)
+    lean = _solve(program, tight, reprice, should_merge, buckets, splitting)
+    if lean.timeline.total_ns >= found.timeline.total_ns:
+        return found
+    return replace(lean, plan=replace(lean.plan, limits=limits))
+
+
+def _solve(
+    program: Program,
+    limits: Limits,
+    reprice: Reprice | None,
+    should_merge: bool,
+    buckets: Sequence[Bucket] | None,
+    splitting: Splitting | None,
+) -> Solution:
     whole = _solve_whole(program, limits, reprice, should_merge, buckets)
     if splitting is None or not splitting.splittable or buckets is not None:
         return whole
@@ -116,13 +150,25 @@ def _with_splits(
     best, fixed = whole, limits.fixed_for(program)
     allowed = max(fixed.peak_bytes or 0, whole.plan.planned.peak_nbytes)
     whole_ns = 0
-    for divided in split_programs(program, whole.timeline, splitting):
+    for one in _proposed_splits(program, fixed, reprice, should_merge, splitting, whole):
+        hopes, layers = None, None
+        if isinstance(one, Divided):
+            divided = one
+        else:
+            hopes = one
+            if not is_gain(hopes.total_ns, best.timeline.total_ns):
+                break
+            divided = split(program, [hopes.split], splitting.splittable, splitting.price)
+            layers = hopes.layers[[part.task for part in divided.parts]]
         whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
-        found = _solve_whole(divided.program, fixed, reprice, should_merge)
+        found = _solve_whole(
+            divided.program, fixed, reprice, should_merge, hopes=hopes, layers=layers
+        )
         fits = fixed.peak_bytes is None or found.plan.planned.peak_nbytes <= allowed
         if not fits or not is_gain(found.timeline.total_ns, best.timeline.total_ns):
-            break  # more pieces cost more
-        if in_order_ns(found.timeline, splitting.price) < whole_ns:
+            if hopes is None:
+                break  # more pieces cost more
+        elif in_order_ns(found.timeline, splitting.price) < whole_ns:
             best = replace(found, divided=divided)
     merging = reprice if should_merge else None
     bound_ns = bound_for_any_splitting(program, merging, splitting.splittable)
@@ -138,14 +184,73 @@ def _with_splits(
     return replace(best, plan=plan)
 
 
+@dataclass(frozen=True, slots=True)
+class _Hopes:
+    """What the best recipes make of the fold of a split step."""
+
+    recipes: tuple[Recipe, ...]
+    total_ns: int
+    split: Split  # of the whole
+    layers: IntArray  # per task of the whole: the repetition that it lies in
+
+
+def _proposed_splits(
+    program: Program,
+    limits: Limits,
+    reprice: Reprice | None,
+    should_merge: bool,
+    splitting: Splitting,
+    whole: Solution,
+) -> Iterator[Divided | _Hopes]:
+    """Ways to divide the Program: by what they let hope for on its fold, the most hopeful first;
+    where nothing repeats, few pieces before many."""
+    folded = fold(program) if len(program) > _SMALL_TASKS else None
+    if folded is not None:
+        merging = reprice if should_merge else None
+        try:
+            found = _hopes_of_splits(program, folded, limits, merging, splitting, whole)
+        except OrderError as error:  # a fold is made up: it may have what no step has
+            _log.warning("splits are decided on the whole step, not on repeated layers: %s", error)
+        else:
+            yield from found
+            return
+    yield from split_programs(program, whole.timeline, splitting)
+
+
+def _hopes_of_splits(
+    program: Program,
+    folded: Folded,
+    limits: Limits,
+    reprice: Reprice | None,
+    splitting: Splitting,
+    whole: Solution,
+) -> list[_Hopes]:
+    """What recipes let hope for on the fold with each split of it, the most hopeful first."""
+    captured = simulate(program)
+    bounds = Bounds(limits.peak_bytes, limits.in_flight_bytes, whole.plan.bound_ns)
+    found = []
+    for one in split_folds(program, folded, whole.timeline, splitting):
+        fold_bounds = _bounds_of_fold(folded, bounds, captured, one)
+        layers = folded.layers[[part.task for part in one.divided.parts]]
+        workshop = Workshop(one.divided.program, reprice, fold_bounds, layers)
+        tried = _explored(workshop, _FOLD_POLICIES, 1)
+        recipes = tuple(recipe for _, recipe in tried)
+        total_ns = tried[0][0].total_ns(fold_bounds)
+        found.append(_Hopes(recipes, total_ns, one.split, folded.whole_layers))
+    return sorted(found, key=lambda hopes: hopes.total_ns)
+
+
 def _solve_whole(
     program: Program,
     limits: Limits,
     reprice: Reprice | None,
     should_merge: bool,
     buckets: Sequence[Bucket] | None = None,
+    hopes: _Hopes | None = None,
+    layers: IntArray | None = None,
 ) -> Solution:
-    """Buckets and order for a Program whose tasks stay as they are."""
+    """Buckets and order for a Program whose tasks stay as they are; `hopes` are those of its fold
+    and `layers` its repetitions, if they are known."""
     captured = simulate(program)
     allowed = limits.allowed_peak(program)
     best = Candidate(alone(program), Order.captured(program), captured)
@@ -154,6 +259,9 @@ def _solve_whole(
     bounds = Bounds(allowed, limits.in_flight_bytes, bound_ns)
     if program.starts and buckets is not None:
         best = _with_buckets(program, buckets, reprice, bounds, best)
+    elif program.starts and hopes is not None:
+        workshop = Workshop(program, reprice, bounds, layers)
+        best = _climbed(workshop, hopes.recipes, set(), hopes.total_ns, best)
     elif program.starts:
         best = _construct_best(program, reprice, bounds, best)
     if best.rank(bounds)[0] > 0:
@@ -286,16 +394,25 @@ def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
     return list(dict.fromkeys([found[0], *same_buckets, *found, *recipes]))
 
 
-def _bounds_of_fold(folded: Folded, bounds: Bounds, captured: Timeline) -> Bounds:
-    """As much memory above (or below) the captured order's peak as the whole may take."""
+def _bounds_of_fold(
+    folded: Folded, bounds: Bounds, captured: Timeline, chosen: FoldedSplit | None = None
+) -> Bounds:
+    """As much memory below the captured order's peak as the whole; above it, where there are fewer
+    layers to fetch early, a share of that, but enough to fetch some. With a split of the fold,
+    what that saves may be used too."""
     peak = bounds.peak_nbytes
     if peak is not None:
-        peak += simulate(folded.program).peak_nbytes - captured.peak_nbytes
+        fold_peak = simulate(folded.program).peak_nbytes
+        own_peak = simulate(chosen.divided.program).peak_nbytes if chosen else fold_peak
+        room = peak - captured.peak_nbytes + fold_peak - own_peak
+        enough = min(room, folded.landing_nbytes * _LAYERS_AHEAD)
+        room = room if room <= 0 else max(int(room * folded.share), enough)
+        peak = own_peak + room
     return replace(
         bounds,
         peak_nbytes=peak,
-        compute_ns=captured.compute_ns,
-        stands_for=folded.stands_for,
+        compute_ns=captured.compute_ns + (chosen.added_ns if chosen else 0),
+        stands_for=chosen.stands_for if chosen else folded.stands_for,
     )
 
 

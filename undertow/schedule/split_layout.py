@@ -14,6 +14,7 @@ from dataclasses import replace
 from undertow.program import (
     Collective,
     HazardKind,
+    Join,
     Kind,
     Lifetime,
     OpClass,
@@ -412,8 +413,9 @@ def _afters(program: Program) -> list[list[int]]:
 
 def _piece_work(task: Task, division: Division, count: int) -> Work | Collective | None:
     work = task.work
-    if isinstance(work, Collective):
-        return replace(work, nbytes=None if work.nbytes is None else work.nbytes // count)
+    if isinstance(work, Collective):  # a bucket would put together again what was divided
+        nbytes = None if work.nbytes is None else work.nbytes // count
+        return replace(work, nbytes=nbytes, join=Join.ALONE)
     if work is None:
         return None
     shared = min(division.whole_nbytes, work.nbytes_read)

@@ -34,7 +34,7 @@ def choose_split(
     price: PriceProgram | None,
 ) -> Split | None:
     """These collectives in so many pieces, with the work around them that it takes."""
-    chosen = [start for start in starts if _divides(splittable, start, pieces)]
+    chosen = [start for start in starts if divides(splittable, start, pieces)]
     reachable = _reachable(program, chosen, pieces, splittable)
     if not chosen:
         return None
@@ -45,7 +45,8 @@ def choose_split(
     return _named(program, kept, pieces)
 
 
-def _divides(splittable: Splittable, task: int, pieces: int) -> bool:
+def divides(splittable: Splittable, task: int, pieces: int) -> bool:
+    """Whether a task can run in so many pieces."""
     division = splittable.divisions.get(task)
     return division is not None and division.rows % pieces == 0
 
@@ -70,7 +71,7 @@ def _reachable(
         task
         for task in found
         if program.tasks[task].kind in (Kind.COMPUTE, Kind.START)
-        and _divides(splittable, task, pieces)
+        and divides(splittable, task, pieces)
     )
 
 

@@ -1,16 +1,28 @@
 """The stage of `solve` that splits.
 
 A step is solved as it is; the collectives that stay exposed are split with the work around them,
-and the split step is solved again. The shorter one counts.
+and the split step is solved again. The shorter one counts. Where layers repeat, what to divide is
+decided on the fold, together with the buckets, and done to every repetition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from undertow.program import Kind, Program, Timeline, renumbered, simulate
-from undertow.schedule.split_region import choose_split
-from undertow.schedule.splits import Divided, PriceProgram, Splittable, Splitting, split
+from undertow.program.model import IntArray
+from undertow.schedule.repeats import Folded
+from undertow.schedule.split_region import choose_split, divides
+from undertow.schedule.splits import (
+    Divided,
+    Division,
+    PriceProgram,
+    Split,
+    Splittable,
+    Splitting,
+    split,
+)
 
 _PIECES = (2, 4)  # tried in this order; more than four have not paid on any step that we know
 _EXPOSED_PERMILLE = 500  # of a collective's time: from here on it is split
@@ -48,6 +60,88 @@ def split_programs(program: Program, planned: Timeline, splitting: Splitting) ->
         added_ns = _compute_ns(divided.program) - compute_ns
         if is_gain(planned.total_ns - exposed_ns + added_ns, planned.total_ns):
             yield divided
+
+
+@dataclass(frozen=True)
+class FoldedSplit:
+    """A split of a fold, and what it is of the whole."""
+
+    divided: Divided  # of the fold
+    stands_for: IntArray  # per task of it
+    split: Split  # of the whole
+    added_ns: int  # to the compute of the whole
+
+
+def split_folds(
+    program: Program, folded: Folded, planned: Timeline, splitting: Splitting
+) -> Iterator[FoldedSplit]:
+    """As `split_programs`, on the fold: the collectives of which at least half are exposed where
+    they repeat."""
+    exposed, exposed_ns = exposed_starts(program, planned, splitting.splittable)
+    if not is_gain(planned.total_ns - exposed_ns, planned.total_ns):
+        return
+    table = _folded_table(folded, splitting.splittable)
+    starts = _exposed_in_fold(program, folded, set(exposed))
+    for pieces in _PIECES:
+        one = choose_split(folded.program, starts, pieces, table, splitting.price)
+        if one is None:
+            continue
+        divided = split(folded.program, [one], table, splitting.price)
+        stands_for = folded.stands_for[[part.task for part in divided.parts]]
+        added_ns = _weighted_compute_ns(divided.program, stands_for)
+        added_ns -= _weighted_compute_ns(folded.program, folded.stands_for)
+        if is_gain(planned.total_ns - exposed_ns + added_ns, planned.total_ns):
+            whole = _unfolded(program, folded, one, splitting.splittable)
+            yield FoldedSplit(divided, stands_for, whole, added_ns)
+
+
+def _folded_table(folded: Folded, splittable: Splittable) -> Splittable:
+    """What can be divided in a fold: those that were kept, reading from what they read there."""
+    found: dict[int, Division] = {}
+    seen: set[int] = set()
+    for task, place in enumerate(folded.place_of):
+        division = splittable.divisions.get(task)
+        if place in seen:
+            continue  # it was left out; the one that stands for it comes first
+        seen.add(place)
+        if division is not None:
+            inputs = tuple(
+                replace(
+                    given,
+                    source=folded.place_of[given.source] if given.source >= 0 else -1,
+                    buffer=folded.buffer_for[given.buffer],
+                )
+                for given in division.inputs
+            )
+            found[place] = replace(division, inputs=inputs)
+    return Splittable(found)
+
+
+def _exposed_in_fold(program: Program, folded: Folded, exposed: set[int]) -> list[int]:
+    repeats: dict[int, list[bool]] = {}
+    for start in program.starts:
+        repeats.setdefault(folded.place_of[start], []).append(start in exposed)
+    return [place for place, found in sorted(repeats.items()) if 2 * sum(found) >= len(found)]
+
+
+def _unfolded(program: Program, folded: Folded, one: Split, splittable: Splittable) -> Split:
+    """The same split in every repetition."""
+    chosen = {folded.program.index[name] for name in one.tasks}
+    names = [
+        program.tasks[task].name
+        for task, place in enumerate(folded.place_of)
+        if place in chosen and divides(splittable, task, one.pieces)
+    ]
+    return Split(one.pieces, tuple(names))
+
+
+def _weighted_compute_ns(program: Program, stands_for: IntArray) -> int:
+    weighted = sum(
+        task.ns * int(weight)
+        for task, weight in zip(program.tasks, stands_for, strict=True)
+        if task.kind is Kind.COMPUTE
+    )
+    return weighted // 1000
 
 
 def _compute_ns(program: Program) -> int:
