@@ -73,6 +73,102 @@ def test_an_optimizer_step_is_one_launch_over_a_table() -> None:
     assert compiled.cpp.count("static void k") == 1
 
 
+def test_a_kernel_moves_up_into_the_reduction_that_its_reader_needs() -> None:
+    """Cross-entropy's gradient: exp(y) waits for nothing, and its reader for it and for a sum."""
+
+    def gradient(x, y):  # type: ignore[no-untyped-def]
+        total = (x * 2).sum(1, keepdim=True)
+        return [x - y.exp() * total]
+
+    y = torch.randn(64, 48)
+    compiled = compile_function(gradient, X, y)
+    assert compiled.kernels == 1
+    torch.testing.assert_close(compiled(X, y), gradient(X, y), rtol=1e-4, atol=1e-4)
+
+
+def test_two_chains_of_several_kernels_each_meet_in_one() -> None:
+    """Rotary embeddings: kernels that have been merged can be merged again."""
+
+    def rotary(q, k, cos, sin):  # type: ignore[no-untyped-def]
+        def turn(x):  # type: ignore[no-untyped-def]
+            return torch.cat((-x[..., 16:], x[..., :16]), -1)
+
+        return [(q * cos + turn(q) * sin) + (k * cos + turn(k) * sin)]
+
+    args = (
+        torch.randn(2, 4, 8, 32),
+        torch.randn(2, 4, 8, 32),
+        torch.randn(8, 32),
+        torch.randn(8, 32),
+    )
+    compiled = compile_function(rotary, *args)
+    assert compiled.kernels == 1
+    torch.testing.assert_close(compiled(*args), rotary(*args))
+
+
+def test_a_kernel_stays_before_all_that_read_it_after_it_was_merged() -> None:
+    def program(x, y):  # type: ignore[no-untyped-def]
+        a = x.exp()
+        b = a.t().contiguous()  # reads a elsewhere: a kernel of its own
+        c = a * y
+        d = b.sum(0)
+        return [c + (b @ c).sum() + d[:, None], c]
+
+    x, y = torch.randn(48, 64) / 9, torch.randn(48, 64) / 9
+    compiled = compile_function(program, x, y)
+    torch.testing.assert_close(compiled(x, y), program(x, y), rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_moves_up_past_what_it_reads() -> None:
+    def program(x, y, z):  # type: ignore[no-untyped-def]
+        total = x.sum(1, keepdim=True)
+        later = (y @ z).exp()  # waits for a call that comes after the sum
+        return [x - later * total]
+
+    y, z = torch.randn(64, 8) / 8, torch.randn(8, 48)
+    compiled = compile_function(program, X, y, z)
+    torch.testing.assert_close(compiled(X, y, z), program(X, y, z), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_made_once_per_row_is_made_by_its_reader() -> None:
+    def program(x, target, scale):  # type: ignore[no-untyped-def]
+        keep = target != 3
+        weight = torch.where(keep, scale / 7, 0.0)
+        return [x * weight[:, None]]
+
+    target, scale = torch.arange(64), torch.tensor(3.0)
+    compiled = compile_function(program, X, target, scale)
+    assert compiled.kernels == 1
+    torch.testing.assert_close(compiled(X, target, scale), program(X, target, scale))
+
+
+def test_long_work_once_per_row_joins_the_loops_over_rows() -> None:
+    def program(x, y):  # type: ignore[no-untyped-def]
+        for k in range(12):
+            y = (y * 0.5 + k).sin()
+        scaled = x * y[:, None]
+        return [scaled, scaled.sum(1)]
+
+    x, y = torch.randn(32, 100), torch.randn(32)
+    compiled = compile_function(program, x, y)
+    assert compiled.kernels == 1
+    torch.testing.assert_close(compiled(x, y), program(x, y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 77, 100])
+def test_rows_of_any_width(width: int) -> None:
+    x = torch.randn(33, width)
+    x[3, width - 1] = float("nan")
+    x[4, 0] = float("inf")
+
+    def program(x):  # type: ignore[no-untyped-def]
+        most = x.amax(1, keepdim=True)
+        return [x.softmax(1), (x - most).sum(1), x.argmax(1), (x > 0).any(1), x.sum(0)]
+
+    compiled = compile_function(program, x)
+    torch.testing.assert_close(compiled(x), program(x), equal_nan=True)
+
+
 def test_a_long_chain_is_fused_in_linear_time() -> None:
     """Many small kernels would be as bad as a quadratic search for them."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from undertow.loops.dtypes import HALVES, is_float, register
 from undertow.loops.ir import Constant, Instr, Value, View
-from undertow.loops.recipes import Mapping, Recipe, find_mapping, is_partial
+from undertow.loops.recipes import Mapping, Recipe, find_mapping, is_wanted
 
 
 class CannotLower(Exception):  # noqa: N818 (it is a decision, not a fault)
@@ -94,7 +94,7 @@ class Body:
     def load_at(self, value: View, strides: tuple[int, ...], offset: int) -> int:
         stored = value.casts[0] if value.casts else value.dtype
         recipe = self.recipes.get(value.buffer)
-        if recipe is not None and is_partial(recipe, self.sizes, strides):
+        if recipe is not None and is_wanted(recipe, self.sizes, strides):
             mapping = find_mapping(recipe, self.sizes, strides, offset)
             if mapping is not None:
                 return self.casted(self.repeat(recipe, mapping), value)
@@ -161,11 +161,15 @@ class Body:
             return self.emit(Instr("mload", dtype, (mask,), buffer, strides, offset))
         return self.emit(Instr("load", dtype, (), buffer, strides, offset))
 
+    def recipe_per_element(self, buffer: int) -> Recipe | None:
+        recipe = self.recipes.get(buffer)
+        return None if recipe is None or recipe.per_row else recipe
+
     def window(self, value: Value, dim: int, begin: int, mask: int) -> int:
         """A value laid over loop `dim` from `begin` on; anything where the mask is false."""
         if isinstance(value, Constant):
             return self.const(value.number, register(value.dtype))
-        recipe = self.recipes.get(value.buffer)
+        recipe = self.recipe_per_element(value.buffer)
         strides = tuple(s if n != 1 else 0 for s, n in zip(value.strides, value.sizes, strict=True))
         if recipe is not None:
             mapping = find_mapping(recipe, value.sizes, strides, value.offset)
@@ -194,7 +198,7 @@ class Body:
     def gather(self, value: View, strides: tuple[int, ...], terms: list[tuple[int, int]]) -> int:
         """A value at the loop's place plus computed indices times strides."""
         stored = value.casts[0] if value.casts else value.dtype
-        recipe = self.recipes.get(value.buffer)
+        recipe = self.recipe_per_element(value.buffer)
         if recipe is not None and value.offset == 0:
             mapping = find_mapping(recipe, self.sizes, strides, 0)
             dims = [

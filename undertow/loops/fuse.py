@@ -9,6 +9,7 @@ linear in the number of nests and their operands.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from undertow.loops.group import (
     MOST_INSTRS,
@@ -18,14 +19,26 @@ from undertow.loops.group import (
     admit,
     find_place,
     level_at,
+    rows_of,
     same_address,
     settle_reduction,
     start_group,
 )
-from undertow.loops.ir import Extern, Lowered, Nest, Step
+from undertow.loops.ir import Extern, Instr, Lowered, Nest, Step
+from undertow.loops.price import Price, price_join
 from undertow.loops.space import Place, match
 
 SIBLINGS_TRIED = 4  # kernels that read the same buffer, latest first
+MOST_CONSUMERS = 64  # of a kernel that is moved
+MOST_PULLED = 3  # kernels that are moved up for one nest
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What fusion goes by."""
+
+    threads: int = 1  # that kernels will have
+    across_loops: bool = True  # whether reductions share kernels with what is around them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +50,22 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A nest that joined a kernel, and what that was thought to save."""
+
+    nest: str
+    other: str
+    price: Price
+
+
 @dataclass(slots=True)
 class Fused:
     """Kernels and extern calls in an order that respects every hazard."""
 
     steps: list[Group | Extern] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    joined: list[Joined] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -51,16 +74,27 @@ class _Call:
 
     order: int
     extern: Extern
-    first_consumer: int = 1 << 60
     merged_into: None = None
 
 
 Slot = Group | _Call
 
 
+class _Move(NamedTuple):
+    """A kernel's nests, placed on the loops of another one."""
+
+    other: Group
+    nests: list[tuple[Nest, Place]]
+    level: str
+    rows: frozenset[int] = frozenset()  # loops that become the outer ones, to hold it once per row
+
+
 class _Fuser:
-    def __init__(self, lowered: Lowered) -> None:
+    def __init__(self, lowered: Lowered, policy: Policy) -> None:
         self.lowered = lowered
+        self.policy = policy
+        self.joined: list[Joined] = []
+        self.price: Price | None = None  # of the fusion that was found possible last
         self.slots: list[Slot] = []
         self.writer: dict[int, Slot] = {}
         self.readers: dict[int, list[Slot]] = {}
@@ -83,7 +117,7 @@ class _Fuser:
                 steps.append(slot.extern)
             elif slot.merged_into is None:
                 steps.append(slot)
-        return Fused(steps, self.refusals)
+        return Fused(steps, self.refusals, self.joined)
 
     def note_collective(self, step: Extern, order: int) -> None:
         if "c10d_functional" in str(step.node.target):
@@ -112,11 +146,16 @@ class _Fuser:
     def connect(self, step: Step, slot: Slot) -> None:
         for other in self.before(step):
             if other is not slot:
-                other.first_consumer = min(other.first_consumer, slot.order)
+                if isinstance(other, Group):
+                    known = other.consumers
+                    if not known or known[-1] is not slot:
+                        known.append(slot)
+                if isinstance(slot, Group):
+                    slot.waits.append(other)
         for buffer in step.reads:
-            known = self.readers.setdefault(buffer, [])
-            if not known or current(known[-1]) is not slot:
-                known.append(slot)
+            readers = self.readers.setdefault(buffer, [])
+            if not readers or current(readers[-1]) is not slot:
+                readers.append(slot)
         for buffer in step.writes:
             self.writer[buffer] = slot
             self.readers[buffer] = []
@@ -127,7 +166,7 @@ class _Fuser:
         waits = self.before(nest)
         earliest = waits[0].order if waits else -1
         group = None
-        if nest.is_scatter:
+        if nest.is_scatter or (group := self.join_before(nest, waits)) is not None:
             pass
         elif waits and isinstance(waits[0], Group) and self.join(waits[0], nest):
             group = waits[0]
@@ -162,12 +201,19 @@ class _Fuser:
             self.refusals.append(Refusal(nest.origin, other, found))
             return False
         place, level = found
+        self.note(group, nest)
         admit(group, nest, place, level)
         return True
+
+    def note(self, group: Group, nest: Nest) -> None:
+        assert self.price is not None
+        self.joined.append(Joined(nest.origin, group.members[-1].nest.origin, self.price))
 
     def try_join(self, group: Group, nest: Nest) -> tuple[Place, str] | str:
         if group.kind == "scatter":
             return "it writes at computed addresses"
+        if not self.policy.across_loops and (nest.is_reduction or group.kind != "flat"):
+            return "reductions are kept apart, to be compared"
         if group.order < self.last_start:
             return "it would move work from under a collective to before its start"
         if group.instrs + len(nest.body) > MOST_INSTRS:
@@ -187,8 +233,12 @@ class _Fuser:
             if level is None:
                 reason = "it runs over a part of the loops"
                 continue
+            price = price_join(group, nest, place, self.policy.threads, self.lowered.buffers)
+            if price.lost_ns > price.saved_ns:
+                return price.reason
             problem = self.conflict(group, nest, place, level)
             if problem is None:
+                self.price = price
                 return place, level
             reason = problem
         return reason
@@ -253,69 +303,128 @@ class _Fuser:
 
     # -- merging ----------------------------------------------------------------------------
 
+    def join_before(self, nest: Nest, waits: list[Slot]) -> Group | None:
+        """A kernel with a reduction that this nest needs, if whatever else it needs and comes later
+        can be moved up into that kernel."""
+        later: list[Group] = []
+        for slot in waits:
+            if not isinstance(slot, Group):
+                return None
+            if slot.kind == "rows" and later:
+                break
+            if slot.kind != "flat" or len(later) == MOST_PULLED:
+                return None
+            later.append(slot)
+        else:
+            return None
+        free = all(current(w).order <= slot.order for other in later for w in other.waits)
+        free = free and not any(
+            b in other.read or b in other.made
+            for mine in later
+            for b in mine.made
+            for other in later
+            if other is not mine
+        )
+        total = slot.instrs + sum(other.instrs for other in later) + len(nest.body)
+        operands = slot.operands.union(*(other.operands for other in later), nest.reads)
+        if not free or total > MOST_INSTRS or len(operands) > MOST_OPERANDS:
+            return None
+        found = self.try_join(slot, nest)
+        if isinstance(found, str):
+            return None
+        place, level = found
+        moves = []
+        for other in later:
+            if any(member.late for member in other.members):
+                return None
+            move = self.find_move(slot, other, nest, place)
+            if move is None or any(
+                self.conflict(slot, item, new, move.level) for item, new in move.nests
+            ):
+                return None
+            moves.append(move)
+        self.note(slot, nest)
+        for move in moves:
+            self.commit(slot, move)
+        admit(slot, nest, place, level)
+        return slot
+
     def absorb(self, group: Group, other: Group, nest: Nest) -> None:
         """Move an earlier kernel that feeds `nest` into the kernel that holds it, if it may."""
-        if other.first_consumer < group.order or other.order > group.order:
+        if first_consumer(other) < group.order or other.order > group.order:
             return
         if other.order < self.last_wait < group.order:
             return  # work that hides a collective stays before the wait
+        if not self.policy.across_loops and group.kind != "flat":
+            return
         if other.kind != "flat" or any(member.late for member in other.members):
             return
         if group.instrs + other.instrs > MOST_INSTRS:
             return
         if len(group.operands) + len(other.operands) > MOST_OPERANDS:
             return
-        place = group.members[-1].place
-        for instr in nest.body:
-            if instr.op != "load" or instr.data not in other.made:
-                continue
-            assert instr.strides is not None
-            if self.move(group, other, instr.strides, instr.offset, instr.data, place):
-                return
+        move = self.find_move(group, other, nest, group.members[-1].place)
+        if move is None:
+            return
+        rest, group.members = group.members, []
+        self.commit(group, move)
+        group.members.extend(rest)
 
-    def move(
-        self,
-        group: Group,
-        other: Group,
-        strides: tuple[int, ...],
-        offset: int,
-        buffer: int,
-        place: Place,
-    ) -> bool:
-        made = other.made[buffer]
-        if made.offset != offset:
-            return False
-        target = group.space.strides(place, strides)
+    def find_move(self, group: Group, other: Group, nest: Nest, place: Place) -> _Move | None:
+        """How a kernel would run inside of another one that holds its reader at `place`."""
+        for instr in nest.body:
+            if instr.op == "load" and instr.data in other.made:
+                move = self.lay(group, other, instr, place)
+                if move is not None:
+                    return move
+        return None
+
+    def lay(self, group: Group, other: Group, load: Instr, place: Place) -> _Move | None:
+        """The loops of `other` on those of `group`, lined up through one load of its result."""
+        made = other.made[load.data]
+        assert load.strides is not None
+        if made.offset != load.offset:
+            return None
+        target = group.space.strides(place, load.strides)
         source = other.map(made)
         leaves = list(source)
         sizes = tuple(other.space.sizes[leaf] for leaf in leaves)
         if set(leaves) != set(other.leaves()):
-            return False
+            return None
         found = match(group.space, target, sizes, tuple(source[leaf] for leaf in leaves))
         if found is None:
-            return False
+            return None
         where = {leaf: found[k] for k, leaf in enumerate(leaves)}
         level = level_at(group, tuple(tuple(loops) for loops in where.values()))
+        rows: frozenset[int] = frozenset()
         if level is None:
-            return False
-        moved = []
+            rows = rows_of(group, [leaf for loops in where.values() for leaf in loops])
+            if not rows:
+                return None
+            level = "row"
+        keep = any(b in other.read or b in other.made for b in group.made)
+        clash = any(a.level == "gather" for b in other.made for a in group.read.get(b, ()))
+        if keep or clash or self.misread(group, other, where):
+            return None
+        nests = []
         for member in other.members:
             new = tuple(
                 tuple(part for leaf in other.space.leaves(loops) for part in where[leaf])
                 for loops in member.place
             )
-            moved.append((member.nest, new))
-        mine = group.members
-        keep = {b for b in group.made if b in other.read or b in other.made}
-        clash = [b for b in other.made if any(a.level == "gather" for a in group.read.get(b, ()))]
-        if keep or clash or self.misread(group, other, where):
-            return False
-        rest, group.members = mine, []
-        for item, new in moved:
-            admit(group, item, new, level)
-        group.members.extend(rest)
-        other.merged_into = group
-        return True
+            nests.append((member.nest, new))
+        return _Move(other, nests, level, rows)
+
+    @staticmethod
+    def commit(group: Group, move: _Move) -> None:
+        if move.rows:
+            roles = {leaf: "outer" if leaf in move.rows else "inner" for leaf in group.leaves()}
+            group.give_roles("rows", roles)
+        for nest, place in move.nests:
+            admit(group, nest, place, move.level)
+        move.other.merged_into = group
+        group.waits.extend(slot for slot in move.other.waits if current(slot) is not group)
+        group.consumers.extend(slot for slot in move.other.consumers if current(slot) is not group)
 
     @staticmethod
     def misread(group: Group, other: Group, where: dict[int, list[int]]) -> bool:
@@ -339,6 +448,14 @@ def current(slot: Slot) -> Slot:
     return slot
 
 
-def fuse(lowered: Lowered) -> Fused:
+def first_consumer(group: Group) -> int:
+    """The first place in the sequence, other than its own, that must come after a kernel."""
+    if len(group.consumers) > MOST_CONSUMERS:
+        return -1  # not worth looking: one of them will hold it where it is
+    orders = (slot.order for slot in map(current, group.consumers) if slot is not group)
+    return min(orders, default=1 << 60)
+
+
+def fuse(lowered: Lowered, policy: Policy | None = None) -> Fused:
     """Group a graph's nests into kernels."""
-    return _Fuser(lowered).run()
+    return _Fuser(lowered, policy or Policy()).run()

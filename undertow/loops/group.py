@@ -13,12 +13,14 @@ A group's loops have roles once it has a reduction:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from undertow.loops.ir import Nest, product
 from undertow.loops.space import Place, Space, match, match_sizes
 
 SMALL = 16384  # elements; a reduction of fewer to one number is one serial row
 WIDEST_PARTIAL = 65536  # elements of one partial result of a late reduction
+SHORTEST_ROW = 64  # elements of a row for which something is made once per row
 MOST_INSTRS = 600
 MOST_OPERANDS = 64  # buffers that a kernel reads and does not make
 
@@ -51,8 +53,9 @@ class Group:
     kind: str = "flat"  # "flat", "rows", "lanes" or "scatter"
     made: dict[int, Access] = field(default_factory=dict)
     read: dict[int, list[Access]] = field(default_factory=dict)
-    first_consumer: int = 1 << 60
     merged_into: Group | None = None
+    waits: list[Any] = field(default_factory=list)  # slots that it comes after,
+    consumers: list[Any] = field(default_factory=list)  # and that come after it
     instrs: int = 0
     operands: set[int] = field(default_factory=set)  # buffers that it reads and does not make
     tops: list[int] = field(default_factory=list)  # the loops it started with
@@ -217,6 +220,24 @@ def level_at(group: Group, place: Place) -> str | None:
     if group.kind != "flat" and used == leaves - set(group.role_leaves("inner")):
         return "row"
     return None
+
+
+def rows_of(group: Group, wanted: list[int]) -> frozenset[int]:
+    """The loops of an elementwise group as those over rows, if the others are long and lie within
+    them in memory, so that what runs once per row costs nothing; else no loops."""
+    space, leaves = group.space, group.leaves()
+    rows = frozenset(leaf for part in wanted for leaf in space.leaves([part]))
+    rest = [leaf for leaf in leaves if leaf not in rows]
+    if group.kind != "flat" or not rows or not rest:
+        return frozenset()
+    if product([space.sizes[leaf] for leaf in rest]) < SHORTEST_ROW:
+        return frozenset()
+    for access in group.made.values():
+        strides = group.map(access)
+        inner = [abs(strides.get(leaf, 0)) for leaf in rest]
+        if max(inner) >= min(abs(strides.get(leaf, 0)) for leaf in rows) or 0 in inner:
+            return frozenset()
+    return rows
 
 
 def same_address(group: Group, access: Access, place: Place, strides: tuple[int, ...]) -> bool:

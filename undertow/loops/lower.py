@@ -324,7 +324,8 @@ class Lowering:
             return recipe
         whole = Body(body.sizes, body.out, (), self.recipes)
         value = whole.expand(recipe.body, value)
-        return make_recipe(body.sizes, out.strides, tuple(whole.instrs), value) or recipe
+        further = make_recipe(body.sizes, out.strides, tuple(whole.instrs), value)
+        return recipe if further is None or further.per_row > recipe.per_row else further
 
     def body(self, sizes: tuple[int, ...], dtype: str) -> Body:
         """A body that may compute cheap results again."""
@@ -332,9 +333,10 @@ class Lowering:
 
     def is_at_hand(self, value: Value) -> bool:
         """Whether reading a window of a value does not force it to be written for that alone."""
-        if isinstance(value, Constant) or value.buffer in self.recipes:
+        if isinstance(value, Constant):
             return True
-        return value.buffer not in self.by_nest
+        recipe = self.recipes.get(value.buffer)
+        return value.buffer not in self.by_nest or (recipe is not None and not recipe.per_row)
 
     def view(self, node: fx.Node) -> Any:
         """What a view operator returns: other strides on the same buffer."""

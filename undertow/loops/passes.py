@@ -58,6 +58,7 @@ def plan_passes(kernel: Kernel, lane_block: int = 1) -> list[Pass]:
     width = product(kernel.inner) * lane_block
     room = MOST_SCRATCH
     kept: dict[int, int] = {}
+    had: dict[int, int] = {}  # the pass that first computes a value
     for at, this in enumerate(found):
         needed: set[int] = set()
         stack = list(roots[at])
@@ -66,7 +67,7 @@ def plan_passes(kernel: Kernel, lane_block: int = 1) -> list[Pass]:
             if value in needed or kernel.levels[value] != "element":
                 continue
             needed.add(value)
-            first = kernel.phases[value]
+            first = had.setdefault(value, at)
             if first < at and (value in kept or costs[value] > CHEAP):
                 nbytes = width * NBYTES[kernel.code[value].dtype]
                 if value not in kept and nbytes <= room:
@@ -79,20 +80,7 @@ def plan_passes(kernel: Kernel, lane_block: int = 1) -> list[Pass]:
         this.body = sorted(needed)
     for value, first in sorted(kept.items()):
         found[first].keeps.append(value)
-        _ensure(kernel, found[first], value)
     return found
-
-
-def _ensure(kernel: Kernel, this: Pass, value: int) -> None:
-    """Compute a value that a later pass wants in the pass where it can first be had."""
-    have = set(this.body)
-    stack = [value]
-    while stack:
-        item = stack.pop()
-        if item not in have and kernel.levels[item] == "element":
-            have.add(item)
-            stack.extend(kernel.code[item].args)
-    this.body = sorted(have)
 
 
 def _count(kernel: Kernel) -> int:

@@ -18,6 +18,9 @@ _CHEAP_OPS = """
 load const add sub mul neg abs where convert round maximum minimum and or not eq ne lt le gt ge
 """
 _CHEAP = frozenset(_CHEAP_OPS.split())
+_PER_ROW_OPS = "div reciprocal sqrt rsqrt exp log sigmoid tanh"
+_PER_ROW = _CHEAP | frozenset(_PER_ROW_OPS.split())  # cheap where it is computed once per row
+LEAST_SPREAD = 16  # elements that read one element of a result that is computed once per row
 
 
 class Recipe(NamedTuple):
@@ -25,6 +28,7 @@ class Recipe(NamedTuple):
     strides: tuple[int, ...]  # of the buffer that it makes
     body: tuple[Instr, ...]
     value: int
+    per_row: bool = False  # cheap enough once per row, and not once per element
 
 
 class Mapping(NamedTuple):
@@ -32,13 +36,13 @@ class Mapping(NamedTuple):
 
     offsets: tuple[int, ...]
     factors: tuple[tuple[int, ...], ...]
+    width: int  # how many loops the reader has
 
     def strides(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """A map over the recipe's loops as one over the reader's."""
-        count = len(self.factors[0]) if self.factors else 0
         return tuple(
             sum(s * row[j] for s, row in zip(strides, self.factors, strict=True))
-            for j in range(count)
+            for j in range(self.width)
         )
 
     def offset(self, strides: tuple[int, ...]) -> int:
@@ -49,11 +53,12 @@ def make_recipe(
     sizes: tuple[int, ...], strides: tuple[int, ...], body: tuple[Instr, ...], value: int
 ) -> Recipe | None:
     """The recipe of an elementwise result, if it is cheap."""
-    if not sizes or len(body) > MOST_WEIGHT or any(instr.op not in _CHEAP for instr in body):
+    if len(body) > MOST_WEIGHT or any(instr.op not in _PER_ROW for instr in body):
         return None
     if sum(1 for instr in body if instr.op == "load") > MOST_LOADS:
         return None
-    return Recipe(sizes, strides, body, value)
+    per_row = not sizes or any(instr.op not in _CHEAP for instr in body)
+    return Recipe(sizes, strides, body, value, per_row)
 
 
 def find_mapping(
@@ -63,7 +68,7 @@ def find_mapping(
 
     >>> recipe = Recipe((4, 6), (6, 1), (), 0)
     >>> find_mapping(recipe, (4, 3), (6, 1), 3)  # the right half
-    Mapping(offsets=(0, 3), factors=((1, 0), (0, 1)))
+    Mapping(offsets=(0, 3), factors=((1, 0), (0, 1)), width=2)
     """
     order = sorted(
         (k for k, size in enumerate(recipe.sizes) if size > 1),
@@ -88,7 +93,22 @@ def find_mapping(
         reach = sum(f * (n - 1) for f, n in zip(factors[k], sizes, strict=True))
         if offsets[k] + reach >= size:
             return None
-    return Mapping(tuple(offsets), tuple(tuple(row) for row in factors))
+    return Mapping(tuple(offsets), tuple(tuple(row) for row in factors), len(sizes))
+
+
+def is_wanted(recipe: Recipe, sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a reader had better compute what it reads: a part, or one element per row."""
+    if is_spread(recipe, sizes, strides):
+        return True
+    return not recipe.per_row and is_partial(recipe, sizes, strides)
+
+
+def is_spread(recipe: Recipe, sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a reader uses each element for many of its own, along its innermost loop."""
+    inner = next((k for k in range(len(sizes) - 1, -1, -1) if sizes[k] > 1), None)
+    if inner is None or strides[inner]:
+        return False
+    return product(sizes) >= LEAST_SPREAD * product(recipe.sizes)
 
 
 def is_partial(recipe: Recipe, sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
