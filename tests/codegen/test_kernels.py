@@ -69,3 +69,34 @@ def test_results_and_kernel_counts(name: str) -> None:
     same(got, want, rtol=1e-5, atol=1e-5)
     assert [g.stride() for g in got] == [w.stride() for w in want]
     assert compiled.kernels == kernels
+
+
+@pytest.mark.parametrize("width", [2048, 2051])
+def test_large_results_are_written_past_the_caches(width: int) -> None:
+    x, b = torch.randn(2050, width), torch.randn(width)
+
+    def program(x, b):  # type: ignore[no-untyped-def]
+        return [x * 2 + b, x - b]
+
+    compiled = compile_function(program, x, b)
+    assert "stream(" in compiled.cpp
+    torch.testing.assert_close(compiled(x, b), program(x, b))
+    small = compile_function(program, x[:64], b)
+    assert "stream(" not in small.cpp
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+@pytest.mark.parametrize("sizes", [(64, 128), (70, 133), (16, 17)])
+def test_what_is_read_across_is_turned_round_in_tiles(
+    sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x = (torch.randn(3, *sizes) * 9).to(dtype)
+    y = (torch.randn(3, *sizes[::-1]) * 9).to(dtype)
+
+    def program(x, y):  # type: ignore[no-untyped-def]
+        turned = x.transpose(1, 2)
+        return [y + turned, (turned * 2 - turned[:1]).contiguous()]
+
+    compiled = compile_function(program, x, y)
+    assert "turn_tile<" in compiled.cpp
+    same(compiled(x, y), program(x, y))

@@ -7,18 +7,33 @@ results per part, and a second function combines them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from undertow.codegen.cpp_ops import C_TYPES
+from undertow.codegen.cpp_ops import C_TYPES, STORED
 from undertow.codegen.cpp_text import BLOCK, Text
+from undertow.codegen.cpp_tiles import TILE, Tiles, find_tiles
 from undertow.loops.ir import Buffer, product
-from undertow.loops.kernel import Kernel
+from undertow.loops.kernel import Kernel, KernelStore
 from undertow.loops.passes import Pass, plan_passes, work
 
 LANES = 64  # contiguous columns reduced together
 WORTH = 100_000  # element additions that pay for one more thread
 ROWS_PER_PART = 64  # at least, in late reductions
 MOST_PARTS = 64
+ANGLES = 1024  # sines and cosines between two looks at how large their arguments are
+STREAM_BLOCK = 512  # elements that are collected before they are written past the caches
+STREAM_NBYTES = 4 << 20  # of a result, at least, and
+STREAM_TOUCHED = 12 << 20  # of all that the kernel reads and writes
+STREAM_WEIGHT = 12  # additions per element: work that does not hide the memory
+VECTOR = 16  # float32 in the widest register
+LONGEST_WITH_TAIL = 2048  # elements of a row; in longer ones what is left does not count
+_LIBRARY_CALLS = """
+tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma atan2 hypot fmod remainder floordiv
+gather bound
+"""
+_LIBRARY = frozenset(_LIBRARY_CALLS.split())
+"""Calls that are not vectors in any case, or would be made for what is not there."""
 
 
 def worth(additions: int) -> int:
@@ -38,13 +53,37 @@ class Source:
     combine: bool  # whether there is a @_end to run after
 
 
-def kernel_source(kernel: Kernel, buffers: list[Buffer]) -> Source:
-    """Generate a kernel."""
-    return _Writer(kernel, buffers).write()
+def kernel_source(kernel: Kernel, buffers: list[Buffer], outputs: Collection[int] = ()) -> Source:
+    """Generate a kernel. `outputs` are buffers that are read, if at all, after the graph."""
+    writer = _Writer(kernel, buffers)
+    writer.streamed = _streamed(kernel, buffers, outputs)
+    return writer.write()
+
+
+def _streamed(kernel: Kernel, buffers: list[Buffer], outputs: Collection[int]) -> frozenset[int]:
+    """Results to write past the caches: of kernels that do little but move more than those hold."""
+    touched = sum(buffers[n].nbytes for n in (*kernel.reads, *kernel.writes))
+    per_element = work(kernel) // max(product(kernel.loops), 1)
+    plain = kernel.kind == "rows" and not kernel.late and bool(kernel.inner)
+    if not plain or touched < STREAM_TOUCHED or per_element > STREAM_WEIGHT:
+        return frozenset()
+    return frozenset(
+        store.buffer
+        for store in kernel.stores
+        if store.level == "element"
+        and store.buffer in outputs
+        and store.buffer not in kernel.reads
+        and buffers[store.buffer].dtype == "f32"
+        and buffers[store.buffer].nbytes >= STREAM_NBYTES
+        and store.strides[-1] == 1
+        and kernel.inner[-1] >= STREAM_BLOCK
+    )
 
 
 class _Writer(Text):
     """Writes the loops."""
+
+    streamed: frozenset[int] = frozenset()  # buffers that are written past the caches
 
     # -- the function -----------------------------------------------------------------------
 
@@ -58,6 +97,9 @@ class _Writer(Text):
         flat = not kernel.outer and len(kernel.inner) == 1 and len(self.passes) == 1
         if kernel.kind == "scatter":
             return self.scatter()
+        tiles = find_tiles(kernel, self.buffers)
+        if tiles is not None:
+            return self.tiles(tiles)
         flat = flat and not self.passes[0].reduces and not lanes and not self.row_stores()
         total = kernel.inner[0] if flat else rows
         if lanes:
@@ -84,6 +126,8 @@ class _Writer(Text):
         if kernel.late:
             self.finish_late()
             self.close()
+        if self.streamed:
+            self.put("stream_end();")
         text = "static void @(char **P, i64 begin, i64 end) {\n" + "\n".join(self.lines) + "\n}\n"
         scratch = 0
         if kernel.late:
@@ -118,6 +162,45 @@ class _Writer(Text):
         self.close()
         text = "static void @(char **P, i64 begin, i64 end) {\n" + "\n".join(self.lines) + "\n}\n"
         return Source(text, tuple(self.slots), blocks, work(kernel), 0, False)
+
+    def tiles(self, tiles: Tiles) -> Source:
+        """Square tiles of the innermost loop and the one along which some loads are contiguous."""
+        kernel = self.kernel
+        self.streamed = frozenset()
+        count, width = kernel.outer[tiles.loop], kernel.inner[0]
+        tall, wide = -(-count // TILE), -(-width // TILE)
+        self.declare()
+        self.open("for (i64 unit = begin; unit < end; ++unit) {")
+        self.put(f"const i64 ti = unit % {wide}L * {TILE}, ua = unit / {wide}L;")
+        self.put(f"const i64 ko = ua % {tall}L * {TILE}, ub = ua / {tall}L;")
+        self.put(f"const i64 te = ti + {TILE} < {width}L ? ti + {TILE} : {width}L;")
+        self.put(f"const i64 kn = ko + {TILE} < {count}L ? {TILE} : {count}L - ko;")
+        left, total = "ub", tall * wide
+        for k in range(len(kernel.outer) - 1, -1, -1):
+            if k != tiles.loop:
+                size = kernel.outer[k]
+                self.put(f"const i64 o{k} = {left} % {size}L, u{k} = {left} / {size}L;")
+                left, total = f"u{k}", total * size
+        for number in tiles.loads:
+            self.turn(number, tiles)
+        self.open("for (i64 tk = 0; tk < kn; ++tk) {")
+        self.put(f"const i64 o{tiles.loop} = ko + tk;")
+        self.tiled = frozenset(tiles.loads)
+        self.row("ti", "te")
+        self.close()
+        self.close()
+        text = "static void @(char **P, i64 begin, i64 end) {\n" + "\n".join(self.lines) + "\n}\n"
+        return Source(text, tuple(self.slots), total, work(kernel), 0, False)
+
+    def turn(self, number: int, tiles: Tiles) -> None:
+        instr = self.kernel.code[number]
+        assert instr.strides is not None
+        kind = STORED[self.buffers[instr.data].dtype]
+        start = self.address(instr.strides, instr.offset)
+        start = start.replace(f"o{tiles.loop}", "ko").replace("i0", "ti")
+        source = f"p{self.slots[instr.data]} + ({start}), {instr.strides[-1]}L"
+        self.put(f"{kind} x{number}[{TILE * TILE}] __attribute__((aligned(64)));")
+        self.put(f"turn_tile<{TILE}>({source}, x{number}, te - ti, kn);")
 
     def row_stores(self) -> bool:
         return any(store.level == "row" for store in self.kernel.stores)
@@ -196,15 +279,130 @@ class _Writer(Text):
             self.put(f"const {kind} v{number} = ({kind})r{number};")
 
     def innermost(self, this: Pass, low: str, high: str, sums: list[int]) -> None:
+        """The innermost loop of a pass. Where it has sines or cosines, a block at a time, and in
+        another way if a block has an angle that the fast ones cannot do."""
+        angles = self.angles(this)
+        past = [store for store in this.stores if store.buffer in self.streamed]
+        if past and not angles:
+            self.innermost_streamed(this, low, high, sums, past)
+            return
+        if not angles or not self.kernel.inner:
+            self.far = bool(angles)
+            self.innermost_loop(this, low, high, sums)
+            self.far = False
+            return
+        last = len(self.kernel.inner) - 1
+        self.open(f"for (i64 g = {low}; g < {high}; g += {ANGLES}) {{")
+        self.put(f"const i64 h = g + {ANGLES} < {high} ? g + {ANGLES} : {high};")
+        self.put("i32 far = 0;")
+        self.put("#pragma omp simd reduction(|:far)")
+        self.open(f"for (i64 i{last} = g; i{last} < h; ++i{last}) {{")
+        self.values(this, self.sources(this, angles), self.linear())
+        for angle in angles:
+            self.put(f"far |= is_far({self.name(angle)});")
+        self.close()
+        self.open("if (far) {")
+        self.far = True
+        self.innermost_loop(this, "g", "h", sums)
+        self.far = False
+        self.close()
+        self.open("else {")
+        self.innermost_loop(this, "g", "h", sums)
+        self.close()
+        self.close()
+
+    def innermost_streamed(
+        self, this: Pass, low: str, high: str, sums: list[int], past: list[KernelStore]
+    ) -> None:
+        """The innermost loop in blocks whose results are collected and written past the caches."""
+        last = len(self.kernel.inner) - 1
+        slots = [self.slots[store.buffer] for store in past]
+        self.open(f"for (i64 g = {low}; g < {high}; g += {STREAM_BLOCK}) {{")
+        self.put(f"const i64 h = g + {STREAM_BLOCK} < {high} ? g + {STREAM_BLOCK} : {high};")
+        for slot in slots:
+            self.put(f"f32 n{slot}[{STREAM_BLOCK}] __attribute__((aligned(64)));")
+        self.past = self.streamed
+        self.innermost_loop(this, "g", "h", sums)
+        self.past = frozenset()
+        for slot, store in zip(slots, past, strict=True):
+            address = self.address(store.strides, store.offset).replace(f"i{last}", "g")
+            self.put(f"stream(p{slot} + ({address}), n{slot}, h - g);")
+        self.close()
+
+    def angles(self, this: Pass) -> list[int]:
+        """Arguments of the float32 sines and cosines that a pass computes."""
+        code = self.kernel.code
+        found = [
+            code[number].args[0]
+            for number in this.body
+            if code[number].op in ("sin", "cos")
+            and code[number].dtype == "f32"
+            and number not in this.reloads
+        ]
+        return list(dict.fromkeys(found))
+
+    def sources(self, this: Pass, wanted: list[int]) -> list[int]:
+        """What a pass must compute to have these values, in order."""
+        mine, found = set(this.body), set[int]()
+        stack = list(wanted)
+        while stack:
+            number = stack.pop()
+            if number in mine and number not in found:
+                found.add(number)
+                if number not in this.reloads:
+                    stack.extend(self.kernel.code[number].args)
+        return sorted(found)
+
+    def innermost_loop(self, this: Pass, low: str, high: str, sums: list[int]) -> None:
         kernel = self.kernel
         last = len(kernel.inner) - 1
         clauses = self.simd_clauses(sums)
-        if clauses is not None and kernel.inner:
-            self.put(f"#pragma omp simd{clauses}")
-        if kernel.inner:
-            self.open(f"for (i64 i{last} = {low}; i{last} < {high}; ++i{last}) {{")
-        else:
+        if not kernel.inner:
             self.open("{")
+            self.iteration(this, sums)
+            self.close()
+            return
+        whole, rest = self.tail(clauses, low, high)
+        if whole:
+            if clauses is not None:
+                self.put(f"#pragma omp simd{clauses}")
+            end = f"{whole}L" if rest else high
+            self.open(f"for (i64 i{last} = {low}; i{last} < {end}; ++i{last}) {{")
+            self.iteration(this, sums)
+            self.close()
+        if rest:
+            self.put(f"#pragma omp simd{clauses}")
+            self.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
+            self.open(f"if (lane < {rest}) {{")
+            self.put(f"const i64 i{last} = {whole}L + lane;")
+            self.iteration(this, sums)
+            self.close()
+            self.close()
+
+    def tail(self, clauses: str | None, low: str, high: str) -> tuple[int, int]:
+        """How many iterations fill vectors, and how many are left for a masked one. What is left of
+        a row is a loop of a fixed length under a condition, which compilers turn into masks."""
+        count = self.kernel.inner[-1]
+        fixed = (low, high) == ("0", f"{count}L") and clauses is not None
+        if not fixed or count > LONGEST_WITH_TAIL or count % VECTOR < 2 or not self.is_maskable():
+            return count, 0
+        return count - count % VECTOR, count % VECTOR
+
+    def is_maskable(self) -> bool:
+        """Whether a body is all float32, for which a vector is one register."""
+        kernel = self.kernel
+        types = {
+            instr.dtype
+            for instr, level in zip(kernel.code, kernel.levels, strict=True)
+            if level == "element" and instr.op != "index"
+        }
+        stored = {self.buffers[number].dtype for number in (*kernel.reads, *kernel.writes)}
+        plain = all(instr.op not in _LIBRARY for instr in kernel.code)
+        return types <= {"f32", "bool", "i32"} and stored <= {"f32", "i64"} and plain
+
+    def iteration(self, this: Pass, sums: list[int]) -> None:
+        """What the innermost loop does for one element."""
+        kernel = self.kernel
         self.element_body(this, self.linear())
         for number in sums:
             self.accumulate(number, "t")
@@ -213,17 +411,18 @@ class _Writer(Text):
                 arg = self.name(kernel.code[number].args[0])
                 target = f"a{number}[{self.linear()}]"
                 self.put(f"{target} = {self.combined(number, target, arg)};")
-        self.close()
 
-    def element_body(self, this: Pass, place: str) -> None:
-        kernel = self.kernel
-        for number in this.body:
-            instr = kernel.code[number]
+    def values(self, this: Pass, numbers: list[int], place: str) -> None:
+        for number in numbers:
+            instr = self.kernel.code[number]
             if number in this.reloads:
                 kind = C_TYPES[instr.dtype]
                 self.put(f"const {kind} v{number} = s{number}[{place}];")
             else:
                 self.put(self.definition(number, instr))
+
+    def element_body(self, this: Pass, place: str) -> None:
+        self.values(this, this.body, place)
         for number in this.keeps:
             self.put(f"s{number}[{place}] = v{number};")
         for store in this.stores:

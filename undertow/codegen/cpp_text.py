@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from undertow.codegen.cpp_ops import C_TYPES, STORED, expression, kept, literal, loaded
+from undertow.codegen.cpp_tiles import TILE
 from undertow.loops.dtypes import NBYTES, is_float
 from undertow.loops.ir import Buffer, Instr, product
 from undertow.loops.kernel import Kernel, KernelStore
@@ -31,6 +32,9 @@ class Text:
     passes: list[Pass] = field(default_factory=list)
     parts: int = 0
     in_order: bool = False  # whether iterations of the innermost loop may depend on each other
+    past: frozenset[int] = frozenset()  # buffers whose values the loop being written collects
+    tiled: frozenset[int] = frozenset()  # loads whose tiles have been turned round
+    far: bool = False  # whether the loop being written is for angles of any size
 
     def declare(self) -> None:
         for number, slot in self.slots.items():
@@ -65,7 +69,10 @@ class Text:
         if instr.op == "load":
             assert instr.strides is not None
             slot, stored = self.slots[instr.data], self.buffers[instr.data].dtype
-            text = loaded(f"p{slot}", self.address(instr.strides, instr.offset), stored)
+            if number in self.tiled:
+                text = loaded(f"x{number}", f"(tk * {TILE} + i0 - ti)", stored)
+            else:
+                text = loaded(f"p{slot}", self.address(instr.strides, instr.offset), stored)
         elif instr.op == "mload":
             assert instr.strides is not None
             slot, stored = self.slots[instr.data], self.buffers[instr.data].dtype
@@ -85,6 +92,10 @@ class Text:
         else:
             source = self.kernel.code[instr.args[0]].dtype if instr.args else ""
             text = expression(instr, args, source)
+            careful = self.far or self.kernel.kind != "rows"
+            careful = careful or self.kernel.levels[number] != "element"
+            if instr.op in ("sin", "cos") and careful:
+                text = text.replace("u_", "far_", 1)
         return f"const {kind} v{number} = {text};"
 
     def address(self, strides: tuple[int, ...], offset: int) -> str:
@@ -115,6 +126,9 @@ class Text:
             return f"{target} = " + expression(
                 Instr("add", dtype), [target, self.name(store.value)], dtype
             )
+        if store.buffer in self.past and store.level == "element":
+            last = len(self.kernel.inner) - 1
+            return f"n{slot}[i{last} - g] = {self.name(store.value)}"
         return f"p{slot}[{address}] = {kept(self.name(store.value), stored)}"
 
     # -- reductions -------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from undertow.codegen.cpp_kernel import Source, kernel_source
+from undertow.codegen.kernels_combo import find_combos
 from undertow.codegen.kernels_gemm import Gemm, gemm_of
 from undertow.loops.fuse import Fused
 from undertow.loops.group import Group
@@ -14,6 +16,7 @@ from undertow.loops.memory import Life, plan_arena
 from undertow.loops.tensors import views_in
 
 MOST_POINTERS = 128  # of one kernel among many, as the prelude has room for
+FAR_NBYTES = 12 << 20  # a result of this size is out of the caches before its reader comes
 
 
 @dataclass(slots=True)
@@ -47,21 +50,26 @@ class Schedule:
     last_use: dict[int, int] = field(default_factory=dict)
     first_write: dict[int, int] = field(default_factory=dict)
     gemms: dict[int, Gemm] = field(default_factory=dict)  # extern calls that C++ does, by step
+    combos: list[range] = field(default_factory=list)  # steps that run in one parallel region
 
 
-def schedule(lowered: Lowered, fused: Fused) -> Schedule:
-    """Generate every kernel, batch equal ones, and place the buffers."""
+def schedule(lowered: Lowered, fused: Fused, only: range | None = None) -> Schedule:
+    """Generate every kernel, batch equal ones, and place the buffers. `only` leaves out all steps
+    but some."""
     result = Schedule(lowered)
     needed = _needed(lowered, fused)
+    unread = _unread(lowered, fused)
     names: dict[str, str] = {}
     for k, step in enumerate(fused.steps):
+        if only is not None and k not in only:
+            continue
         if isinstance(step, Extern):
             result.steps.append(step)
             continue
         kernel = build_kernel(step, needed[k], lowered.buffers)
         if not kernel.stores:
             continue
-        source = kernel_source(kernel, lowered.buffers)
+        source = kernel_source(kernel, lowered.buffers, unread)
         name = names.setdefault(source.text, f"k{len(names)}")
         result.texts.setdefault(name, source.text)
         if not _batch(result.steps, name, kernel, source):
@@ -74,6 +82,20 @@ def schedule(lowered: Lowered, fused: Fused) -> Schedule:
 
 def output_buffers(lowered: Lowered) -> set[int]:
     return {view.buffer for view in views_in(lowered.outputs)}
+
+
+def _unread(lowered: Lowered, fused: Fused) -> set[int]:
+    """Outputs that nothing in the graph reads again, or that no cache would hold until it does."""
+    readers: dict[int, int] = {}
+    for step in fused.steps:
+        mine = () if isinstance(step, Extern) else step.made
+        for number in set(step.reads if isinstance(step, Extern) else step.read).difference(mine):
+            readers[number] = readers.get(number, 0) + 1
+    return {
+        number
+        for number in output_buffers(lowered)
+        if not readers.get(number) or lowered.buffers[number].nbytes >= FAR_NBYTES
+    }
 
 
 def _needed(lowered: Lowered, fused: Fused) -> list[set[int]]:
@@ -134,6 +156,8 @@ def place(result: Schedule) -> None:
         if gemm is not None:
             result.gemms[at] = gemm
     _hold_until_waited(result)
+    result.combos = find_combos(result.steps)
+    together = {at: combo for combo in result.combos for at in combo}
     lives = []
     for buffer in lowered.buffers:
         if buffer.kind != "temp" or buffer.number not in result.first_write:
@@ -141,13 +165,15 @@ def place(result: Schedule) -> None:
         if buffer.number in outputs:
             result.fresh.add(buffer.number)
             continue
-        first = result.first_write[buffer.number]
-        lives.append(Life(buffer.number, buffer.nbytes, first, result.last_use[buffer.number]))
+        first, last = result.first_write[buffer.number], result.last_use[buffer.number]
+        first = together[first][0] if first in together else first
+        last = together[last][-1] if last in together else last
+        lives.append(Life(buffer.number, buffer.nbytes, first, last))
     count = len(lowered.buffers)
     for at, step in enumerate(result.steps):
         if isinstance(step, Launch) and step.sources[0].scratch:
             lives.append(Life(count + at, step.sources[0].scratch, at, at))
-    heirs = _in_place(result, {life.number for life in lives})
+    heirs = _in_place(result, {life.number for life in lives}, together)
     offsets, result.arena = plan_arena(_joined(lives, heirs))
     for life in lives:
         root = life.number
@@ -161,7 +187,7 @@ def place(result: Schedule) -> None:
             result.scratch[number - count] = offset
 
 
-def _in_place(result: Schedule, placed: set[int]) -> dict[int, int]:
+def _in_place(result: Schedule, placed: set[int], together: Mapping[int, range]) -> dict[int, int]:
     """Results that take the memory of an operand which dies as they are made, by result.
 
     Only where a kernel makes one pass and reads the operand where it writes the result, so that
@@ -170,7 +196,7 @@ def _in_place(result: Schedule, placed: set[int]) -> dict[int, int]:
     buffers = result.lowered.buffers
     heirs: dict[int, int] = {}
     for at, step in enumerate(result.steps):
-        if not isinstance(step, Launch) or len(step.kernels) > 1:
+        if not isinstance(step, Launch) or len(step.kernels) > 1 or at in together:
             continue
         kernel = step.kernels[0]
         if kernel.kind != "rows" or any(instr.op == "reduce" for instr in kernel.code):

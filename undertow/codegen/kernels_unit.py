@@ -15,6 +15,9 @@ def segments(schedule: Schedule) -> list[list[int] | int]:
     """Runs of launches and products (as lists of steps) and ATen calls (as steps), in order."""
     found: list[list[int] | int] = []
     held = _held(schedule)
+    for combo in schedule.combos:  # not to be torn apart
+        held[combo[0]] = sum(held.pop(at, 0) for at in combo)
+    inside = {at for combo in schedule.combos for at in combo[1:]}
     total = 0
     for at, step in enumerate(schedule.steps):
         if isinstance(step, Extern) and at not in schedule.gemms:
@@ -22,7 +25,7 @@ def segments(schedule: Schedule) -> list[list[int] | int]:
             continue
         last = found[-1] if found else None
         mine = held.get(at, 0)
-        if isinstance(last, list) and total + mine <= RUN_NBYTES:
+        if isinstance(last, list) and (at in inside or total + mine <= RUN_NBYTES):
             last.append(at)
             total += mine
         else:
@@ -81,12 +84,18 @@ def unit_text(schedule: Schedule) -> str:
 
 def _segment(schedule: Schedule, k: int, steps: list[int], slots: dict[int, int]) -> str:
     lines = [f'extern "C" i64 seg{k}(char **P) {{']
+    combos = {combo[0]: combo for combo in schedule.combos}
+    inside = {at for combo in schedule.combos for at in combo[1:]}
     for at in steps:
         if at in schedule.gemms:
             lines += schedule.gemms[at].lines(slots)
             continue
         step = _launch(schedule, at)
-        if len(step.kernels) > 1:
+        if at in combos:
+            lines += _combo([_launch(schedule, other) for other in combos[at]], slots)
+        elif at in inside:
+            continue
+        elif len(step.kernels) > 1:
             lines += _many(step, slots)
         else:
             lines += _single(schedule, at, step, slots)
@@ -115,17 +124,43 @@ def _single(schedule: Schedule, at: int, step: Launch, slots: dict[int, int]) ->
     return [text + " }"]
 
 
-def _many(step: Launch, slots: dict[int, int]) -> list[str]:
-    """A table of pointers and sizes for kernels of one structure."""
-    width = len(step.sources[0].buffers)
+def _tables(step: Launch, slots: dict[int, int]) -> tuple[list[str], int]:
+    """A table of pointers and one of sizes for kernels of one structure, and how many there are."""
     table = ", ".join(str(slots[n]) for source in step.sources for n in source.buffers)
     ends, total = [], 0
     for source in step.sources:
         total += source.total
         ends.append(f"{total}L")
-    threads = worth(sum(source.work for source in step.sources))
     return [
         f"  {{ static const i32 T[] = {{{table}}};",
         f"    static const i64 E[] = {{{', '.join(ends)}}};",
-        f"    run_many({step.name}, P, T, {width}, E, {len(ends)}, {threads}L); }}",
-    ]
+    ], len(ends)
+
+
+def _many(step: Launch, slots: dict[int, int]) -> list[str]:
+    """Kernels of one structure as one launch."""
+    width = len(step.sources[0].buffers)
+    threads = worth(sum(source.work for source in step.sources))
+    tables, count = _tables(step, slots)
+    return [*tables, f"    run_many({step.name}, P, T, {width}, E, {count}, {threads}L); }}"]
+
+
+def _combo(members: list[Launch], slots: dict[int, int]) -> list[str]:
+    """Launches that do not depend on each other in one parallel region."""
+    lines, items = ["  {"], []
+    for k, step in enumerate(members):
+        if len(step.kernels) == 1:
+            source = step.sources[0]
+            pointers = ", ".join(f"P[{slots[number]}]" for number in source.buffers)
+            lines.append(f"    char *q{k}[] = {{{pointers}}};")
+            items.append(f"{{{step.name}, q{k}, {source.total}L}}")
+            continue
+        tables, count = _tables(step, slots)
+        width, total = len(step.sources[0].buffers), sum(s.total for s in step.sources)
+        lines += [line.replace("  { ", "    ").replace("[]", f"{k}[]") for line in tables]
+        lines.append(f"    Many m{k} = {{{step.name}, P, T{k}, {width}, E{k}, {count}}};")
+        items.append(f"{{part_many, (char **)&m{k}, {total}L}}")
+    threads = worth(sum(source.work for step in members for source in step.sources))
+    lines.append(f"    Item items[] = {{{', '.join(items)}}};")
+    lines.append(f"    run_combo(items, {len(items)}, {threads}L); }}")
+    return lines

@@ -72,21 +72,24 @@ INLINE f32 exp_rest(f32 x, f32 n) {
   p = p * r + 0.0416664556f;
   p = p * r + 0.166666672f;
   p = p * r + 0.5f;
-  p = p * r * r + r + 1.0f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
   return p;
 }
 INLINE f32 u_exp(f32 x) {
   f32 c = x > 89.0f ? 89.0f : x;
   c = c < -104.0f ? -104.0f : c;
-  f32 n = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
+  f32 t = c * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
   f32 p = exp_rest(c, n);
-  return scale2(p, (i32)n);  // a NaN has come through the polynomial
+  // n is in the low bits of t; it goes into two factors, so that subnormal results are right
+  u32 b = bits_u(t), h = (b << 22) & 0xff800000u, g = (b << 23) - h;
+  return p * bits_f(h + 0x3f800000u) * bits_f(g + 0x3f800000u);  // a NaN has come through p
 }
 // exp where the result is a normal number for certain
 INLINE f32 exp_near(f32 x) {
-  f32 n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+  f32 t = x * 1.44269504f + 12582912.0f, n = t - 12582912.0f;
   f32 p = exp_rest(x, n);
-  return bits_f(bits_u(p) + ((u32)(i32)n << 23));
+  return bits_f(bits_u(p) + (bits_u(t) << 23));
 }
 INLINE f32 u_exp2(f32 x) {
   f32 c = x > 129.0f ? 129.0f : x;
@@ -221,6 +224,12 @@ INLINE f32 sin_cos(f32 x, i64 quarter) {
 }
 INLINE f32 u_sin(f32 x) { return x == 0.0f ? x : sin_cos(x, 0); }
 INLINE f32 u_cos(f32 x) { return sin_cos(x, 1); }
+// Beyond that the library's, which are no vectors: loops look for such arguments before they run.
+INLINE bool is_far(f32 x) { return u_abs(x) > 35184372088832.0f; }
+INLINE f32 far_sin(f32 x) { return is_far(x) ? __builtin_sinf(x) : u_sin(x); }
+INLINE f32 far_cos(f32 x) { return is_far(x) ? __builtin_cosf(x) : u_cos(x); }
+INLINE f64 far_sin(f64 x) { return __builtin_sin(x); }
+INLINE f64 far_cos(f64 x) { return __builtin_cos(x); }
 
 #define LIBM1(name) \
   INLINE f32 u_##name(f32 x) { return __builtin_##name##f(x); } \
@@ -231,7 +240,45 @@ LIBM1(atanh) LIBM1(erfc) LIBM1(lgamma)
 LIBM1D(exp) LIBM1D(exp2) LIBM1D(expm1) LIBM1D(log) LIBM1D(log2) LIBM1D(log10) LIBM1D(log1p)
 LIBM1D(tanh) LIBM1D(erf) LIBM1D(sin) LIBM1D(cos)
 INLINE f64 u_sigmoid(f64 x) { return 1.0 / (1.0 + u_exp(-x)); }
-INLINE f32 u_pow(f32 x, f32 y) { return __builtin_powf(x, y); }
+// 2^(y log2 |x|) in double, which leaves nothing to correct; then the cases that IEEE names.
+INLINE f32 u_pow(f32 x, f32 y) {
+  f64 a = u_abs(x), e = y;
+  u64 b = __builtin_bit_cast(u64, a) + (0x3ff0000000000000ul - 0x3fe6a09e667f3bcdul);
+  f64 k = (f64)((i32)(b >> 52) - 1023);
+  f64 m = __builtin_bit_cast(f64, (b & 0xffffffffffffful) + 0x3fe6a09e667f3bcdul);
+  f64 s = (m - 1.0) / (m + 1.0), z = s * s;
+  f64 p = 1.0 / 15.0;
+  p = p * z + 1.0 / 13.0;
+  p = p * z + 1.0 / 11.0;
+  p = p * z + 1.0 / 9.0;
+  p = p * z + 1.0 / 7.0;
+  p = p * z + 0.2;
+  p = p * z + 1.0 / 3.0;
+  f64 l = k + (p * z * s + s) * 2.8853900817779268;  // 2 / log 2
+  l = a == 0.0 ? -(f64)INF : a == (f64)INF ? (f64)INF : l;
+  f64 t = (a == 1.0) & (y == y) ? 0.0 : e * l;
+  t = t > 140.0 ? 140.0 : t;
+  t = t < -160.0 ? -160.0 : t;
+  f64 w = t + 6755399441055744.0, r = t - (w - 6755399441055744.0);
+  f64 q = 1.0178086009239699e-7;
+  q = q * r + 1.3215486790144307e-6;
+  q = q * r + 1.5252733804059841e-5;
+  q = q * r + 1.5403530393381609e-4;
+  q = q * r + 1.3333558146428443e-3;
+  q = q * r + 9.6181291076284772e-3;
+  q = q * r + 5.5504108664821580e-2;
+  q = q * r + 2.4022650695910072e-1;
+  q = q * r + 6.9314718055994531e-1;
+  q = q * r + 1.0;
+  u64 scaled = __builtin_bit_cast(u64, q) + (__builtin_bit_cast(u64, w) << 52);
+  f32 v = (f32)(t == t ? __builtin_bit_cast(f64, scaled) : t);
+  f32 half = y * 0.5f;
+  bool whole = u_floor(y) == y, odd = whole & (u_floor(half) != half);
+  v = odd ? u_copysign(v, x) : v;
+  v = (x < 0.0f) & (x > -INF) & !whole ? NAN_ : v;
+  v = (x != x) | (y != y) ? NAN_ : v;
+  return (y == 0.0f) | (x == 1.0f) ? 1.0f : v;
+}
 INLINE f64 u_pow(f64 x, f64 y) { return __builtin_pow(x, y); }
 INLINE f32 u_atan2(f32 x, f32 y) { return __builtin_atan2f(x, y); }
 INLINE f64 u_atan2(f64 x, f64 y) { return __builtin_atan2(x, y); }
@@ -264,6 +311,69 @@ template <class T> INLINE T i_floordiv(T a, T b) {
 template <class T> INLINE T i_remainder(T a, T b) {
   T r = (T)(a % b);
   return (T)(r + ((r != 0) & ((r < 0) != (b < 0)) ? b : (T)0));
+}
+
+#if defined(__AVX512F__)
+typedef f32 Vector __attribute__((vector_size(64), may_alias));
+typedef f32 Loosely __attribute__((vector_size(64), aligned(4), may_alias));
+#define STREAM_ONE(to, v) __builtin_ia32_movntps512((f32 *)(to), v)
+#elif defined(__AVX__)
+typedef f32 Vector __attribute__((vector_size(32), may_alias));
+typedef f32 Loosely __attribute__((vector_size(32), aligned(4), may_alias));
+#define STREAM_ONE(to, v) __builtin_ia32_movntps256((f32 *)(to), v)
+#endif
+#if defined(__clang__)
+#undef STREAM_ONE
+#define STREAM_ONE(to, v) __builtin_nontemporal_store(v, to)
+#endif
+// A tile of `rows` rows with `step` from one to the next, its columns as rows of N elements.
+template <int N, class T>
+INLINE void turn_tile(const T *from, i64 step, T *to, i64 rows, i64 columns) {
+  for (i64 i = 0; i < rows; ++i)
+    for (i64 k = 0; k < columns; ++k) to[k * N + i] = from[i * step + k];
+}
+#if defined(__AVX512F__) && !defined(__clang__)
+typedef i32 Places __attribute__((vector_size(64), may_alias));
+// Four rounds of laying the upper half of the rows between the lower one turn 16 by 16 round.
+INLINE void lay_between(const Vector *a, Vector *b) {
+  const Places low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  const Places high = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  for (int k = 0; k < 8; ++k) {
+    b[2 * k] = __builtin_shuffle(a[k], a[k + 8], low);
+    b[2 * k + 1] = __builtin_shuffle(a[k], a[k + 8], high);
+  }
+}
+template <int N> INLINE void turn_tile(const f32 *from, i64 step, f32 *to, i64 rows, i64 columns) {
+  i64 i = 0;
+  for (; i + 16 <= rows; i += 16) {
+    i64 k = 0;
+    for (; k + 16 <= columns; k += 16) {
+      Vector a[16], b[16];
+      for (int j = 0; j < 16; ++j) a[j] = *(const Loosely *)(from + (i + j) * step + k);
+      lay_between(a, b); lay_between(b, a); lay_between(a, b); lay_between(b, a);
+      for (int j = 0; j < 16; ++j) *(Vector *)(to + (k + j) * N + i) = a[j];
+    }
+    for (; k < columns; ++k)
+      for (int j = 0; j < 16; ++j) to[k * N + i + j] = from[(i + j) * step + k];
+  }
+  for (; i < rows; ++i)
+    for (i64 k = 0; k < columns; ++k) to[k * N + i] = from[i * step + k];
+}
+#endif
+// Copy a block past the caches, which keep what is still wanted: for results that nobody reads soon.
+INLINE void stream(f32 *to, const f32 *from, i64 n) {
+  i64 i = 0;
+#if defined(__AVX__)
+  for (; i < n && ((u64)(to + i) & (sizeof(Vector) - 1)); ++i) to[i] = from[i];
+  for (; i + (i64)(sizeof(Vector) / 4) <= n; i += sizeof(Vector) / 4)
+    STREAM_ONE((Vector *)(to + i), *(const Loosely *)(from + i));
+#endif
+  for (; i < n; ++i) to[i] = from[i];
+}
+INLINE void stream_end() {
+#if defined(__AVX__)
+  __builtin_ia32_sfence();
+#endif
 }
 
 extern "C" void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned);
@@ -318,4 +428,27 @@ static void run_many(Part part, char **p, const i32 *slots, i64 width, const i64
                      i64 worth) {
   Many many = {part, p, slots, width, ends, count};
   run(part_many, (char **)&many, ends[count - 1], worth);
+}
+// Several kernels in one parallel region: every thread takes its share of each.
+struct Item { Part part; char **p; i64 total; };
+struct Combo { const Item *items; i64 count; };
+static void work_combo(void *data) {
+  Combo *combo = (Combo *)data;
+  i64 n = omp_get_num_threads(), thread = omp_get_thread_num();
+  for (i64 j = 0; j < combo->count; ++j) {
+    const Item *item = combo->items + j;
+    i64 k = (thread + j) % n;  // so that kernels of one iteration do not all fall on one thread
+    i64 begin = item->total * k / n, end = item->total * (k + 1) / n;
+    if (begin < end) item->part(item->p, begin, end);
+  }
+}
+static void run_combo(const Item *items, i64 count, i64 worth) {
+  i64 threads = omp_get_max_threads();
+  if (threads > worth) threads = worth;
+  if (threads <= 1) {
+    for (i64 j = 0; j < count; ++j) items[j].part(items[j].p, 0, items[j].total);
+    return;
+  }
+  Combo combo = {items, count};
+  GOMP_parallel(work_combo, &combo, (unsigned)threads, 0);
 }
