@@ -43,13 +43,13 @@ class Native(NamedTuple):
     cpp: str
 
 
-def compile_native(gm: fx.GraphModule, label: str) -> Native | None:
+def compile_native(gm: fx.GraphModule, label: str, fusion: str = "priced") -> Native | None:
     """The graph on kernels of our own; None if it must run as ATen calls."""
     compiler = loop_compiler()
     if compiler is None:
         return None
     try:
-        compiled = compiler.compile_graph(gm)
+        compiled = compiler.compile_graph(gm, fusion=fusion)
     except UndertowError as error:
         say_once("native fallback", f"{label} runs with codegen='aten': {error}")
         return None

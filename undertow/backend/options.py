@@ -18,6 +18,7 @@ from undertow.schedule.buckets import How
 from undertow.schedule.limits import Limits
 
 CODEGENS = ("aten", "inductor", "native")
+FUSIONS = ("priced", "benchmark")
 MEASURE = "measure"
 SHOW = "UNDERTOW_SHOW"
 """The environment variable that names a folder for generated modules."""
@@ -40,6 +41,7 @@ class BackendOptions:
     report: Path | None = None  # a folder: Programs and Timelines, predicted and measured
     show: Path | None = None  # a folder: generated modules; default: $UNDERTOW_SHOW
     codegen: str = "aten"  # who runs the graph: one of CODEGENS
+    fusion: str = "priced"  # how the loop compiler decides what to fuse: one of FUSIONS
     timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
     measure_steps: int = 3  # calls to time with cluster="measure"; twice as many in the new order
     timeout: float = 300.0  # seconds that ranks wait for each other's digests
@@ -129,6 +131,12 @@ def _codegen(name: str, value: Any) -> str:
     raise OptionError(unknown_name(name, str(value), CODEGENS))
 
 
+def _fusion(name: str, value: Any) -> str:
+    if value in FUSIONS:
+        return str(value)
+    raise OptionError(unknown_name(name, str(value), FUSIONS))
+
+
 def _function(name: str, value: Any) -> Any:
     if value is None or callable(value):
         return value
@@ -145,6 +153,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "report": _path,
     "show": _path,
     "codegen": _codegen,
+    "fusion": _fusion,
     "timeline": _count,
     "measure_steps": _count,
     "timeout": _seconds,

@@ -108,7 +108,9 @@ def _write(scheduled: Scheduled, options: BackendOptions) -> Run:
 def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
     """The function that runs the graph, and the text of its module."""
     label, predicted = scheduled.part.label, scheduled.predicted
-    native = compile_native(scheduled.module, label) if options.codegen == "native" else None
+    native = None
+    if options.codegen == "native":
+        native = compile_native(scheduled.module, label, options.fusion)
     if native is not None:
         leave_module(options.show, f"{label}.kernels", native.cpp, "cpp")
         return native.run, native.python

@@ -14,6 +14,8 @@ from torch import fx
 
 from undertow.capture.torch_api import empty_strided_cpu
 from undertow.codegen.cpp_build import build
+from undertow.codegen.epilogues import fuse_epilogues
+from undertow.codegen.fusion_benchmark import choose
 from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_plan import Launch, Schedule, schedule
@@ -21,11 +23,12 @@ from undertow.codegen.kernels_program import arrange, kernel_program
 from undertow.codegen.kernels_runtime import Workspaces, fit
 from undertow.codegen.kernels_unit import segments, unit_text
 from undertow.errors import UndertowError
-from undertow.loops.fuse import Refusal, fuse
+from undertow.loops.fuse import Policy, Refusal, fuse
 from undertow.loops.lower import lower_graph
 from undertow.program import Order, Program
 
 Orderer = Callable[[Program], Order]
+FUSIONS = ("priced", "benchmark")
 _log = logging.getLogger(__name__)
 
 
@@ -61,12 +64,16 @@ class CompiledGraph:
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Any = (), order: Orderer | None = None
+    gm: fx.GraphModule,
+    example_inputs: Any = (),
+    order: Orderer | None = None,
+    fusion: str = "priced",
 ) -> CompiledGraph:
     """Compile a graph whose nodes carry `meta["val"]`, with sizes that are numbers.
 
     `order` may choose another order of the kernels and calls, given their Program. The result is
-    called with the graph's inputs and returns its outputs as a list. Raises
+    called with the graph's inputs and returns its outputs as a list. `fusion` is one of FUSIONS:
+    decided by price, or by trying kernels with reductions as one and in pieces. Raises
     `NoCompilerError` where there is no C++ compiler and `DynamicShapesError` for symbolic sizes.
     """
     seconds: dict[str, float] = {}
@@ -78,10 +85,15 @@ def compile_graph(
         seconds[name] = now - clock
         clock = now
 
+    if fusion == "benchmark":
+        gm = fuse_epilogues(gm)
     lowered = lower_graph(gm)
     drop_dead(lowered)
     lap("lower")
-    fused = fuse(lowered)
+    policy = Policy(torch.get_num_threads())
+    fused = fuse(lowered, policy)
+    if fusion == "benchmark":
+        fused = choose(lowered, fused, policy)
     lap("fuse")
     plan = schedule(lowered, fused)
     if order is not None:
