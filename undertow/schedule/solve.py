@@ -12,7 +12,7 @@ split, the step is solved again with them in pieces (`undertow.schedule.split_st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from undertow.errors import OrderError
@@ -22,14 +22,23 @@ from undertow.program.model import IntArray
 from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice
 from undertow.schedule.candidates import (
-    Bases,
     Bounds,
     Candidate,
     Recipe,
     Workshop,
     alone,
 )
-from undertow.schedule.construct import Policy
+from undertow.schedule.explore import (
+    FOLD_POLICIES,
+    NEAR_PERMILLE,
+    SMALL_TASKS,
+    bounds_of_fold,
+    by_rank,
+    climbed,
+    construct_best,
+    explored,
+    with_buckets,
+)
 from undertow.schedule.iterative import polish
 from undertow.schedule.limits import Limits
 from undertow.schedule.merged_bound import bound_for_any_merging
@@ -46,7 +55,6 @@ from undertow.schedule.repeats import Folded, fold
 from undertow.schedule.search import improve
 from undertow.schedule.split_bound import bound_for_any_splitting
 from undertow.schedule.split_stage import (
-    FoldedSplit,
     in_order_ns,
     is_gain,
     split_folds,
@@ -56,27 +64,9 @@ from undertow.schedule.splits import Divided, Split, Splitting, split
 
 _log = logging.getLogger(__name__)
 
-# Buckets are as large as makes latency this share of a collective's time, in permille.
-# The most telling come first: a large Program's budget is spent after a few.
-_LATENCY_PERMILLE = (0, 100, 20, 300, 50)
-# Or they hold what so many layers need, and what so many reduce.
-_LAYERS = ((1, 1), (2, 2), (2, 4))
-_FIRST_POLICY = Policy(delays=True)
-_FOLD_POLICIES = (_FIRST_POLICY, Policy(), Policy(window=64, delays=True))
-_HORIZONS = (2, 8)  # in durations of the longest collective
-_WINDOWS = (0, 64, 1024)
-_NEAR_PERMILLE = 1010  # of the lower bound: near enough to stop, where stopping saves much
-_HOPEFUL_PERMILLE = 1020  # of it, on a fold: the whole may then be near enough at once
-_MOST_PROMISING = 2  # bucketings of small programs for which every policy is tried
-_SMALL_TASKS = 2_000  # above this size programs are folded where layers repeat
-_LAYERS_AHEAD = 2  # whose collectives a fold may land before they are used, if the whole may
-_RECIPES = {True: 3, False: 6}  # how many are tried on the whole, once it is as good as hoped
-_MISSES = 3  # recipes in a row that did not help, after which no other is tried
-_AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
 _SEARCHED_TASKS = 400  # programs up to this size are searched move by move
 _SWEEPS = 8  # of each kind of move, where they are worth it
 _POLISHED_TASKS = 20_000  # programs up to this size are polished by sweeps of moves
-_CANDIDATE_TASKS = 150_000  # tasks placed over all candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +194,7 @@ def _proposed_splits(
 ) -> Iterator[Divided | _Hopes]:
     """Ways to divide the Program: by what they let hope for on its fold, the most hopeful first;
     where nothing repeats, few pieces before many."""
-    folded = fold(program) if len(program) > _SMALL_TASKS else None
+    folded = fold(program) if len(program) > SMALL_TASKS else None
     if folded is not None:
         merging = reprice if should_merge else None
         try:
@@ -230,10 +220,10 @@ def _hopes_of_splits(
     bounds = Bounds(limits.peak_bytes, limits.in_flight_bytes, whole.plan.bound_ns)
     found = []
     for one in split_folds(program, folded, whole.timeline, splitting):
-        fold_bounds = _bounds_of_fold(folded, bounds, captured, one)
+        fold_bounds = bounds_of_fold(folded, bounds, captured, one)
         layers = folded.layers[[part.task for part in one.divided.parts]]
         workshop = Workshop(one.divided.program, reprice, fold_bounds, layers)
-        tried = _explored(workshop, _FOLD_POLICIES, 1)
+        tried = explored(workshop, FOLD_POLICIES, 1)
         recipes = tuple(recipe for _, recipe in tried)
         total_ns = tried[0][0].total_ns(fold_bounds)
         found.append(_Hopes(recipes, total_ns, one.split, folded.whole_layers))
@@ -258,12 +248,12 @@ def _solve_whole(
     bound_ns = bound_for_any_merging(program, reprice)
     bounds = Bounds(allowed, limits.in_flight_bytes, bound_ns)
     if program.starts and buckets is not None:
-        best = _with_buckets(program, buckets, reprice, bounds, best)
+        best = with_buckets(program, buckets, reprice, bounds, best)
     elif program.starts and hopes is not None:
         workshop = Workshop(program, reprice, bounds, layers)
-        best = _climbed(workshop, hopes.recipes, set(), hopes.total_ns, best)
+        best = climbed(workshop, hopes.recipes, set(), hopes.total_ns, best)
     elif program.starts:
-        best = _construct_best(program, reprice, bounds, best)
+        best = construct_best(program, reprice, bounds, best)
     if best.rank(bounds)[0] > 0:
         best = _lowered(best, bounds)
     if program.starts:
@@ -297,218 +287,27 @@ def apply_solution(
     return Solution(plan, merged, order, timeline, divided)
 
 
-def _construct_best(
-    program: Program, reprice: Reprice | None, bounds: Bounds, best: Candidate
-) -> Candidate:
-    """The captured order, which is `best`, or what recipes make of it. Of a large Program all
-    recipes are tried on its fold, if it has one, and the best of them on the whole."""
-    folded = fold(program) if len(program) > _SMALL_TASKS else None
-    workshop = Workshop(program, reprice, bounds, folded.whole_layers if folded else None)
-    if len(program) <= _SMALL_TASKS:
-        tried = _explored(workshop, _all_policies(program), _MOST_PROMISING)
-        return min(best, tried[0][0], key=_by_rank(bounds))
-    first = Recipe(policy=_FIRST_POLICY)
-    if folded is None:
-        best = min(best, workshop.by_recipe(first), key=_by_rank(bounds))
-        if best.is_within(_NEAR_PERMILLE, bounds):
-            return best
-        tried = _explored(workshop, _few_policies(program), 1)
-        return min(best, tried[0][0], key=_by_rank(bounds))
-    fold_bounds = _bounds_of_fold(folded, bounds, best.timeline)
-    fold_workshop = Workshop(folded.program, reprice, fold_bounds, folded.layers)
-    done: set[Recipe] = set()
-    if fold_workshop.by_recipe(first).is_within(_HOPEFUL_PERMILLE, fold_bounds):
-        done.add(first)
-        best = min(best, workshop.by_recipe(first), key=_by_rank(bounds))
-        if best.is_within(_NEAR_PERMILLE, bounds):
-            return best
-    tried = _explored(fold_workshop, _FOLD_POLICIES, 1)
-    hoped_ns = tried[0][0].total_ns(fold_bounds)
-    return _climbed(workshop, [recipe for _, recipe in tried], done, hoped_ns, best)
-
-
-def _climbed(
-    workshop: Workshop,
-    recipes: Sequence[Recipe],
-    done: set[Recipe],
-    hoped_ns: int,
-    best: Candidate,
-) -> Candidate:
-    """`best`, or what recipes make of the whole: the best of the fold first, then what is near the
-    best so far. `hoped_ns` is what the fold let hope for: with that few are tried."""
-    bounds = workshop.bounds
-    queue = _most_different(recipes, _longest(workshop.program))
-    tries = misses = 0
-    while queue and misses < _MISSES and not best.is_within(_NEAR_PERMILLE, bounds):
-        is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
-        if tries >= _RECIPES[is_good]:
-            break
-        recipe = queue.pop(0)
-        if recipe in done:
-            continue
-        done.add(recipe)
-        tries += 1
-        candidate = workshop.by_recipe(recipe)
-        if candidate.rank(bounds) < best.rank(bounds):
-            best, misses = candidate, 0
-            queue = [*_of_other_layers(recipe), *queue]
-        else:
-            misses += 1
-    return best
-
-
-def _of_other_layers(recipe: Recipe) -> list[Recipe]:
-    """With what more layers need and reduce in a bucket, the most first. A fold has too few layers
-    to show how much piles up at the end of a step."""
-    if recipe.layers is None:
-        return []
-    return [replace(recipe, layers=layers) for layers in _LAYERS[::-1] if layers > recipe.layers]
-
-
-def _with_buckets(
-    program: Program,
-    buckets: Sequence[Bucket],
-    reprice: Reprice | None,
-    bounds: Bounds,
-    best: Candidate,
-) -> Candidate:
-    """The captured order or what a few policies make of the buckets that were given."""
-    bases = Workshop(program, reprice, bounds).fitted(buckets, _FIRST_POLICY)[-1][1]
-    candidates = (bases.candidate(policy, bounds) for policy in _few_policies(program))
-    return min(best, *candidates, key=_by_rank(bounds))
-
-
-def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
-    """The best recipe, then the best for each bucketing, then the others. After the best come two
-    with the same buckets, which are cheap to try and of which a fold does not tell enough: from the
-    other base order, and with a near horizon, since with many layers it can matter not to fill all
-    memory with what is needed last."""
-    first: dict[object, Recipe] = {}
-    for recipe in recipes:
-        first.setdefault(recipe.buckets, recipe)
-    found = list(first.values())
-    policy = found[0].policy
-    near = replace(policy, horizon_ns=longest_ns * _HORIZONS[0])
-    other = replace(policy, delays=not policy.delays)
-    same_buckets = [replace(found[0], policy=policy) for policy in (other, near)]
-    return list(dict.fromkeys([found[0], *same_buckets, *found, *recipes]))
-
-
-def _bounds_of_fold(
-    folded: Folded, bounds: Bounds, captured: Timeline, chosen: FoldedSplit | None = None
-) -> Bounds:
-    """As much memory below the captured order's peak as the whole; above it, where there are fewer
-    layers to fetch early, a share of that, but enough to fetch some. With a split of the fold,
-    what that saves may be used too."""
-    peak = bounds.peak_nbytes
-    if peak is not None:
-        fold_peak = simulate(folded.program).peak_nbytes
-        own_peak = simulate(chosen.divided.program).peak_nbytes if chosen else fold_peak
-        room = peak - captured.peak_nbytes + fold_peak - own_peak
-        enough = min(room, folded.landing_nbytes * _LAYERS_AHEAD)
-        room = room if room <= 0 else max(int(room * folded.share), enough)
-        peak = own_peak + room
-    return replace(
-        bounds,
-        peak_nbytes=peak,
-        compute_ns=captured.compute_ns + (chosen.added_ns if chosen else 0),
-        stands_for=chosen.stands_for if chosen else folded.stands_for,
-    )
-
-
-def _explored(
-    workshop: Workshop, policies: Sequence[Policy], promising: int
-) -> list[tuple[Candidate, Recipe]]:
-    """The first policy for every bucketing, then the others for the most promising of them; all
-    candidates with their recipes, the best first."""
-    first, *more = policies
-    program, bounds = workshop.program, workshop.bounds
-    is_large = len(program) > _SMALL_TASKS or bounds.stands_for is not None
-    left = _CANDIDATE_TASKS
-    tried: list[tuple[Candidate, Recipe, Bases]] = []
-    seen: set[tuple[Bucket, ...]] = set()
-    usual, *others = workshop.styles()
-    recipes = [Recipe(permille, None, first, usual) for permille in _LATENCY_PERMILLE]
-    if workshop.layers is not None:
-        recipes += [Recipe(0, layers, first, usual) for layers in _LAYERS]
-    while recipes and left > 0:
-        recipe = recipes.pop(0)
-        buckets = workshop.bucketing(recipe)
-        if (buckets or not recipe.merges) and tuple(buckets) not in seen:
-            seen.add(tuple(buckets))
-            tries = workshop.fitted(buckets, first)
-            tried.append((tries[-1][0], recipe, tries[-1][1]))
-            left -= len(program) * len(tries)
-        if not recipes and others:
-            sizes = [Recipe(permille) for permille in _LATENCY_PERMILLE[1:]]
-            if is_large:  # only in the size that did best
-                best = min(tried, key=lambda entry: entry[0].rank(bounds))[1]
-                sizes = [best if best.merges else sizes[0]]
-            style = others.pop(0)
-            recipes = [replace(size, policy=first, style=style) for size in sizes]
-    tried.sort(key=lambda entry: entry[0].rank(bounds))
-    found = [(candidate, recipe) for candidate, recipe, _ in tried]
-    for _, recipe, bases in tried[:promising]:
-        for policy in more:
-            if left > 0:
-                candidate = bases.candidate(policy, bounds)
-                found.append((candidate, replace(recipe, policy=policy)))
-                left -= len(program)
-    return sorted(found, key=lambda entry: entry[0].rank(bounds))
-
-
-def _by_rank(bounds: Bounds) -> Callable[[Candidate], tuple[int, int, int]]:
-    return lambda candidate: candidate.rank(bounds)
-
-
-def _all_policies(program: Program) -> list[Policy]:
-    horizons = [_FIRST_POLICY.horizon_ns, *(_longest(program) * times for times in _HORIZONS)]
-    found = [
-        Policy(horizon, window, delays)
-        for horizon in horizons
-        for window in _WINDOWS
-        for delays in (True, False)
-    ]
-    return list(dict.fromkeys([_FIRST_POLICY, *found]))
-
-
-def _few_policies(program: Program) -> list[Policy]:
-    """The first, and those that differ from it in one thing."""
-    near = _longest(program) * _HORIZONS[0]
-    windows = [replace(_FIRST_POLICY, window=window) for window in _WINDOWS[1:]]
-    return [
-        _FIRST_POLICY,
-        replace(_FIRST_POLICY, delays=False),
-        replace(_FIRST_POLICY, horizon_ns=near),
-        *windows,
-    ]
-
-
-def _longest(program: Program) -> int:
-    return max(program.tasks[start].ns for start in program.starts)
-
-
 def _lowered(best: Candidate, bounds: Bounds) -> Candidate:
     """Nothing fits yet, not even the captured order: the lowest peak that memory orders reach."""
     program = best.merged.program
     order = peak_memory(program, best.order, Limits(peak_ratio=None))
     candidate = Candidate(best.merged, order, simulate(program, order))
-    return min(best, candidate, key=_by_rank(bounds))
+    return min(best, candidate, key=by_rank(bounds))
 
 
 def _polished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
     """Starts up and waits down, within the limits. Under a tight limit these moves, which never
     raise memory, get further than building anew: then the captured order is still the best."""
     program = best.merged.program
-    if best.is_within(_NEAR_PERMILLE, bounds) or len(program) > _POLISHED_TASKS:
+    if best.is_within(NEAR_PERMILLE, bounds) or len(program) > _POLISHED_TASKS:
         return best
     is_captured = best.order == Order.captured(program)
     rounds = 2 if is_captured else 1
-    sweeps = _SWEEPS if is_captured or len(program) <= _SMALL_TASKS else 1
+    sweeps = _SWEEPS if is_captured or len(program) <= SMALL_TASKS else 1
     fixed = replace(limits, peak_bytes=bounds.peak_nbytes, peak_ratio=None)
     timeline = polish(best.timeline, fixed, sweeps, rounds)
     candidate = Candidate(best.merged, timeline.order, timeline)
-    return min(best, candidate, key=_by_rank(bounds))
+    return min(best, candidate, key=by_rank(bounds))
 
 
 def _search(best: Candidate, bounds: Bounds, steps: int) -> Candidate:
@@ -523,7 +322,7 @@ def _search(best: Candidate, bounds: Bounds, steps: int) -> Candidate:
         return best
     order = improve(program, best.order, bounds.peak_nbytes, steps * 4)
     candidate = Candidate(best.merged, order, simulate(program, order))
-    return min(best, candidate, key=_by_rank(bounds))
+    return min(best, candidate, key=by_rank(bounds))
 
 
 def _solution(
