@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from undertow.program import Program, Timeline, simulate
 from undertow.schedule.buckets import Bucket, Reprice
@@ -37,8 +38,7 @@ _HOPEFUL_PERMILLE = 1020  # of the bound, on a fold: the whole may then be near 
 _LAYERS_PERMILLE = 1050  # of the best so far, for one layer: more of them are then tried too
 _MOST_PROMISING = 2  # bucketings of small programs for which every policy is tried
 _LAYERS_AHEAD = 2  # whose collectives a fold may land before they are used, if the whole may
-_RECIPES = {True: 3, False: 5}  # how many are tried on the whole, once it is as good as hoped
-_MISSES = 3  # recipes in a row that did not help, after which no other is tried
+_OTHERS = 2  # recipes with other buckets that are tried on the whole if hopes do not come true
 _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
 _CANDIDATE_TASKS = 150_000  # tasks placed over all candidates
 
@@ -80,35 +80,55 @@ def climbed(
     hoped_ns: int,
     best: Candidate,
 ) -> Candidate:
-    """`best`, or what recipes make of the whole: the best of the fold first, then what is near the
-    best so far. `hoped_ns` is what the fold let hope for: with that few are tried."""
+    """`best`, or what recipes make of the whole: the best of the fold first, then changes of what
+    was best so far. `hoped_ns` is what the fold let hope for: if that does not come true, the best
+    recipes with other buckets are tried too; with layers it never quite does."""
     bounds = workshop.bounds
-    queue = _most_different(recipes, _longest(workshop.program))
-    tries = misses = 0
-    while queue and misses < _MISSES and not best.is_within(NEAR_PERMILLE, bounds):
+    near_ns = _longest(workshop.program) * _HORIZONS[0]
+    chosen = recipes[0]
+    others = list({recipe.buckets: recipe for recipe in reversed(recipes)}.values())[::-1]
+    left: list[Callable[[Recipe], Recipe]] = [
+        _as_it_is,
+        _of_most_layers,
+        _from_other_base,
+        partial(_near_use, near_ns),
+    ]
+    while left and not best.is_within(NEAR_PERMILLE, bounds):
+        recipe = left.pop(0)(chosen)
+        if recipe not in done:
+            done.add(recipe)
+            candidate = workshop.by_recipe(recipe)
+            if candidate.rank(bounds) < best.rank(bounds):
+                best, chosen = candidate, recipe
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
-        if tries >= _RECIPES[is_good]:
-            break
-        recipe = queue.pop(0)
-        if recipe in done:
-            continue
-        done.add(recipe)
-        tries += 1
-        candidate = workshop.by_recipe(recipe)
-        if candidate.rank(bounds) < best.rank(bounds):
-            best, misses = candidate, 0
-            queue = [*_of_other_layers(recipe), *queue]
-        else:
-            misses += 1
+        if not left and not is_good and chosen.layers is None:
+            left = [partial(_instead, other) for other in others[1 : 1 + _OTHERS]]
+            others = []
     return best
 
 
-def _of_other_layers(recipe: Recipe) -> list[Recipe]:
-    """With what more layers need and reduce in a bucket, the most first. A fold has too few layers
-    to show how much piles up at the end of a step."""
-    if recipe.layers is None:
-        return []
-    return [replace(recipe, layers=layers) for layers in _LAYERS[::-1] if layers > recipe.layers]
+def _as_it_is(recipe: Recipe) -> Recipe:
+    return recipe
+
+
+def _instead(other: Recipe, recipe: Recipe) -> Recipe:
+    return other
+
+
+def _of_most_layers(recipe: Recipe) -> Recipe:
+    """With what more layers need and reduce in a bucket, which a fold shows to be worse than it
+    is."""
+    return recipe if recipe.layers is None else replace(recipe, layers=_LAYERS[-1])
+
+
+def _from_other_base(recipe: Recipe) -> Recipe:
+    """Work is delayed over more layers than a fold has."""
+    return replace(recipe, policy=replace(recipe.policy, delays=not recipe.policy.delays))
+
+
+def _near_use(horizon_ns: int, recipe: Recipe) -> Recipe:
+    """With many layers it can matter not to fill all memory with what is needed last."""
+    return replace(recipe, policy=replace(recipe.policy, horizon_ns=horizon_ns))
 
 
 def with_buckets(
@@ -122,22 +142,6 @@ def with_buckets(
     bases = Workshop(program, reprice, bounds).fitted(buckets, _FIRST_POLICY)[-1][1]
     candidates = (bases.candidate(policy, bounds) for policy in _few_policies(program))
     return min(best, *candidates, key=by_rank(bounds))
-
-
-def _most_different(recipes: Sequence[Recipe], longest_ns: int) -> list[Recipe]:
-    """The best recipe, then the best for each bucketing, then the others. After the best come two
-    with the same buckets, which are cheap to try and of which a fold does not tell enough: from the
-    other base order, and with a near horizon, since with many layers it can matter not to fill all
-    memory with what is needed last."""
-    first: dict[object, Recipe] = {}
-    for recipe in recipes:
-        first.setdefault(recipe.buckets, recipe)
-    found = list(first.values())
-    policy = found[0].policy
-    near = replace(policy, horizon_ns=longest_ns * _HORIZONS[0])
-    other = replace(policy, delays=not policy.delays)
-    same_buckets = [replace(found[0], policy=policy) for policy in (other, near)]
-    return list(dict.fromkeys([found[0], *same_buckets, *found, *recipes]))
 
 
 def bounds_of_fold(
