@@ -3,6 +3,7 @@
 python -m bench.compile                     all models, and the sizes of --scale
 python -m bench.compile --model gpt2        one of them; results are merged into one file
 python -m bench.compile --rounds 3          medians of several rounds
+python -m bench.compile --scale             only the growth of our part with the number of nodes
 
 CPU seconds of the process and the compilers that it starts, and wall seconds, for the first forward
 and backward, without the time that a later one takes. "capture" is Dynamo and AOTAutograd with a
@@ -22,10 +23,11 @@ import tempfile
 import time
 from typing import Any
 
-from bench.harness import held, merge_results, print_table
+from bench.harness import exponent, held, merge_results, print_table
 from bench.steps import MODELS, make
 
 BACKENDS = ("capture", "ours", "inductor")
+SCALE = (2_000, 6_000, 20_000)  # nodes
 
 
 def child(name: str, backend: str) -> None:
@@ -135,15 +137,42 @@ def report(results: dict[str, Any]) -> bool:
     return kept
 
 
+def measure_scale(sizes: tuple[int, ...] = SCALE) -> bool:
+    """CPU seconds of our passes and of the C++ compiler for graphs of unrolled layers."""
+    from bench.unrolled import unrolled
+    from undertow.codegen.kernels import compile_graph
+
+    rows, passes = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["UNDERTOW_CACHE"] = folder
+        for size in sizes:
+            gm = unrolled(size)
+            before = os.times()
+            graph = compile_graph(gm)
+            after = os.times()
+            own = sum(after[:2]) - sum(before[:2])
+            built = sum(after[2:4]) - sum(before[2:4])
+            passes.append(own)
+            counts = [str(len(gm.graph.nodes)), str(graph.kernels), str(graph.distinct)]
+            rows.append([*counts, f"{own:.2f}", f"{built:.2f}"])
+    print_table("growth", ["nodes", "kernels", "distinct", "passes s", "C++ s"], rows)
+    slope = exponent(sizes, passes)
+    merge_results("compile", "growth", {"rows": rows, "exponent": slope})
+    return held(slope <= 1.15, f"our passes grow with the power {slope:.2f} of the nodes (1.15)")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", help=f"one or more of {', '.join(MODELS)}, with commas")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--scale", action="store_true", help="only the growth with the nodes")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child(*options.child)
         return 0
+    if options.scale:
+        return 0 if measure_scale() else 1
     results: dict[str, Any] = {}
     for name in options.model.split(",") if options.model else MODELS:
         if name not in MODELS:
@@ -151,7 +180,10 @@ def main() -> int:
         found = measure_model(name, options.rounds)
         print(name, json.dumps(found), flush=True)
         results = merge_results("compile", "models", {name: found})
-    return 0 if report(results) else 1
+    kept = report(results)
+    if not options.model:
+        kept &= measure_scale()
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from torch import fx
 
 from tests.loops.compiling import same
 from undertow.capture.torch_api import collectives, new_fake_mode
-from undertow.codegen.kernels import compile_graph, drop_dead
-from undertow.codegen.kernels_plan import Schedule, schedule
+from undertow.codegen.kernels import compile_graph
+from undertow.codegen.kernels_plan import Schedule, drop_dead, schedule
 from undertow.codegen.kernels_program import arrange, kernel_program
 from undertow.loops.fuse import fuse
 from undertow.loops.lower import lower_graph

@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.loops.compiling import compile_function
+from undertow.loops.decompose import decompositions
+from undertow.loops.fuse import fuse
+from undertow.loops.group import Group
+from undertow.loops.ir import Nest
+from undertow.loops.lower import lower_graph
 from undertow.loops.space import Space, match
 
 
@@ -48,6 +54,24 @@ def test_refusals_have_reasons(function: Any, reason: str) -> None:
     compiled = compile_function(function, X)
     assert compiled.kernels > 1
     assert any(reason in refusal.reason for refusal in compiled.refusals), compiled.refusals
+
+
+def test_nests_of_different_parts_stay_apart() -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x + 1).relu(), x.exp(), x.tanh() * 2]
+
+    gm = make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(X)
+    lowered = lower_graph(gm)
+    assert len(fuse(lowered).steps) == 1
+    nests = [step for step in lowered.steps if isinstance(step, Nest)]
+    parts = {nest.number: k % 2 for k, nest in enumerate(nests)}
+    fused = fuse(lowered, parts=parts)
+    for group in fused.steps:
+        assert isinstance(group, Group)
+        assert len({parts[member.nest.number] for member in group.members}) == 1
+    assert sum(len(group.members) for group in fused.steps if isinstance(group, Group)) == len(
+        nests
+    )
 
 
 def test_an_optimizer_step_is_one_launch_over_a_table() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.loops import fuzz
+from undertow.codegen import kernels
+from undertow.loops.fuse import Fused, Policy, fuse
+from undertow.loops.ir import Lowered, Nest
 
 
 @pytest.mark.slow
@@ -12,6 +17,19 @@ from tests.loops import fuzz
 def test_random_programs_give_what_eager_gives(first: int) -> None:
     reports = [fuzz.run_seed(seed) for seed in range(first, first + 10)]
     assert [report for report in reports if report] == []
+
+
+@pytest.mark.slow
+def test_random_programs_whose_kernels_are_cut_give_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cut(lowered: Lowered, policy: Policy) -> Fused:
+        rng = random.Random(len(lowered.steps))
+        nests = [step for step in lowered.steps if isinstance(step, Nest)]
+        return fuse(lowered, policy, {nest.number: rng.randrange(3) for nest in nests})
+
+    monkeypatch.setattr(kernels, "fuse", cut)
+    assert [report for report in map(fuzz.run_seed, range(1030, 1036)) if report] == []
 
 
 def test_a_failure_is_cut_down_to_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

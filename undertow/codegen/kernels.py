@@ -18,7 +18,8 @@ from undertow.codegen.epilogues import fuse_epilogues
 from undertow.codegen.fusion_benchmark import choose
 from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
-from undertow.codegen.kernels_plan import Launch, Schedule, schedule
+from undertow.codegen.kernels_peak import note_peak, plan_within
+from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead
 from undertow.codegen.kernels_program import arrange, kernel_program
 from undertow.codegen.kernels_runtime import Workspaces, fit
 from undertow.codegen.kernels_unit import segments, unit_text
@@ -50,6 +51,7 @@ class CompiledGraph:
     seconds: dict[str, float] = field(default_factory=dict)
     arena_nbytes: int = 0
     distinct: int = 0
+    memory: dict[str, int] = field(default_factory=dict)  # bytes: peak, eager, arena, least arena
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))
@@ -95,10 +97,11 @@ def compile_graph(
     if fusion == "benchmark":
         fused = choose(lowered, fused, policy)
     lap("fuse")
-    plan = schedule(lowered, fused)
+    fused, plan = plan_within(lowered, fused, policy)
     if order is not None:
         program = kernel_program(plan)
         arrange(plan, order(program), program)
+    note_peak(plan)
     lap("schedule")
     cpp = unit_text(plan)
     module = write_module(plan)
@@ -118,6 +121,12 @@ def compile_graph(
         seconds,
         plan.arena,
         len(plan.texts),
+        {
+            "peak": plan.peak,
+            "eager": plan.eager,
+            "arena": plan.arena,
+            "least arena": plan.least_arena,
+        },
     )
 
 
@@ -143,21 +152,6 @@ def load(plan: Schedule, module: Module, cpp: str) -> Callable[..., list[Any]]:
             names[f"seg{k}"] = function
     exec(compile(module.text, "<undertow>", "exec"), names)
     return names["run"]  # type: ignore[no-any-return]
-
-
-def drop_dead(lowered: Any) -> None:
-    """Remove nests whose results nobody reads."""
-    from undertow.codegen.kernels_plan import output_buffers
-    from undertow.loops.ir import Nest
-
-    live = output_buffers(lowered) | {b.number for b in lowered.buffers if b.kind == "input"}
-    kept = []
-    for step in reversed(lowered.steps):
-        if isinstance(step, Nest) and not any(number in live for number in step.writes):
-            continue
-        live.update(step.reads)
-        kept.append(step)
-    lowered.steps[:] = kept[::-1]
 
 
 def _refuse(tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from undertow.capture.torch_api import OpOverload
-from undertow.codegen.kernels_plan import Schedule, is_whole
+from undertow.codegen.kernels_plan import Schedule, is_whole, output_buffers
 from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
@@ -43,6 +43,8 @@ class _Writer:
     made_views: dict[View, str] = field(default_factory=dict)  # views that are variables now
     views_of: dict[int, list[View]] = field(default_factory=dict)
     shapes: dict[int, Any] = field(default_factory=dict)  # sizes and strides of new tensors
+    returned: set[int] = field(default_factory=set)
+    deaths: dict[int, list[int]] = field(default_factory=dict)  # buffers by their last use
     count: int = 0
     holders: set[int] = field(default_factory=set)  # buffers that are Python variables now
 
@@ -51,6 +53,9 @@ class _Writer:
         lowered = schedule.lowered
         self.slots = pointer_slots(schedule)
         self.shapes = self.fresh_shapes()
+        self.returned = output_buffers(lowered)
+        for number, at in sorted(schedule.last_use.items()):
+            self.deaths.setdefault(at, []).append(number)
         self.inputs()
         run = 0
         for segment in segments(schedule):
@@ -59,13 +64,13 @@ class _Writer:
                 origins = " ".join(name for at in segment for name in self.origins(at))
                 self.put(f"if seg{run}(P): bad_index()  # {origins[:200]}")
                 run += 1
-                self.free(segment[-1], segment)
+                self.free(segment)
             else:
                 step = schedule.steps[segment]
                 assert isinstance(step, Extern)
                 self.allocate([segment])
                 self.extern(step)
-                self.free(segment, [segment])
+                self.free([segment])
         outputs = ", ".join(self.operand(item) for item in lowered.outputs)
         self.put(f"return [{outputs}]")
         arguments = "args, P, V"
@@ -94,7 +99,7 @@ class _Writer:
     def inputs(self) -> None:
         lowered = self.schedule.lowered
         used = self.schedule.last_use
-        returned = {view.buffer for view in views_in(lowered.outputs)}
+        returned = self.returned
         names = []
         for k, view in enumerate(lowered.inputs):
             names.append(f"b{view.buffer}" if isinstance(view, View) else f"n{k}")
@@ -163,15 +168,13 @@ class _Writer:
                     found[number] = (view.sizes, view.strides)
         return found
 
-    def free(self, at: int, steps: list[int]) -> None:
-        """Drop variables that nothing needs any more."""
-        schedule = self.schedule
-        returned = {view.buffer for view in views_in(schedule.lowered.outputs)}
+    def free(self, steps: list[int]) -> None:
+        """Drop variables that nothing needs after these steps, which have just run."""
         dead = []
         for step in steps:
-            for number in sorted({*schedule.steps[step].reads, *schedule.steps[step].writes}):
-                keep = number in returned or number in schedule.lowered.constants
-                if number in self.holders and not keep and schedule.last_use[number] <= at:
+            for number in self.deaths.get(step, ()):
+                keep = number in self.returned or number in self.schedule.lowered.constants
+                if number in self.holders and not keep:
                     dead.append(f"b{number}")
                     dead += [self.made_views.pop(view) for view in self.views_of.pop(number, ())]
                     self.holders.discard(number)
@@ -256,9 +259,7 @@ class _Writer:
         if isinstance(target, OpOverload) and is_view(target):
             text += ".clone()"  # its memory may be an arena's, which others will use
         self.put(f"b{number} = {text}")
-        if number not in self.schedule.last_use and number not in {
-            view.buffer for view in views_in(self.schedule.lowered.outputs)
-        }:
+        if number not in self.schedule.last_use and number not in self.returned:
             return
         in_flight = "c10d_functional" in str(target)  # always contiguous, and not to be read yet
         if not in_flight and not is_opaque(View(number, (), (), 0, buffer.dtype)):

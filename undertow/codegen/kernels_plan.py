@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from undertow.codegen.cpp_kernel import Source, kernel_source
 from undertow.codegen.kernels_combo import find_combos
 from undertow.codegen.kernels_gemm import Gemm, gemm_of
+from undertow.codegen.kernels_pool import LEAST_NBYTES
+from undertow.loops.dtypes import NBYTES
 from undertow.loops.fuse import Fused
 from undertow.loops.group import Group
-from undertow.loops.ir import Extern, Lowered, View
+from undertow.loops.ir import Buffer, Extern, Lowered, Nest, View
 from undertow.loops.kernel import Kernel, KernelStore, build_kernel
-from undertow.loops.memory import Life, plan_arena
+from undertow.loops.memory import Life, most_alive, plan_arena
 from undertow.loops.tensors import views_in
 
 MOST_POINTERS = 128  # of one kernel among many, as the prelude has room for
@@ -51,13 +53,19 @@ class Schedule:
     first_write: dict[int, int] = field(default_factory=dict)
     gemms: dict[int, Gemm] = field(default_factory=dict)  # extern calls that C++ does, by step
     combos: list[range] = field(default_factory=list)  # steps that run in one parallel region
+    tight: bool = False  # kernels that make much run alone
+    peak: int = 0  # bytes of the arena and of all tensors that the call makes, at most at once
+    eager: int = 0  # the same if every operator ran alone, freeing what it can
+    least_arena: int = 0  # the most bytes that live in the arena at once
 
 
-def schedule(lowered: Lowered, fused: Fused, only: range | None = None) -> Schedule:
+def schedule(
+    lowered: Lowered, fused: Fused, only: range | None = None, tight: bool = False
+) -> Schedule:
     """Generate every kernel, batch equal ones, and place the buffers. `only` leaves out all steps
-    but some."""
-    result = Schedule(lowered)
-    needed = _needed(lowered, fused)
+    but some; if `tight`, kernels that make much are not run together with others."""
+    result = Schedule(lowered, tight=tight)
+    needed = materialised(lowered, fused)
     unread = _unread(lowered, fused)
     names: dict[str, str] = {}
     for k, step in enumerate(fused.steps):
@@ -72,7 +80,8 @@ def schedule(lowered: Lowered, fused: Fused, only: range | None = None) -> Sched
         source = kernel_source(kernel, lowered.buffers, unread)
         name = names.setdefault(source.text, f"k{len(names)}")
         result.texts.setdefault(name, source.text)
-        if not _batch(result.steps, name, kernel, source):
+        alone = tight and _makes_much(kernel, lowered)
+        if alone or not _batch(result.steps, name, kernel, source):
             launch = Launch(name)
             launch.add(kernel, source)
             result.steps.append(launch)
@@ -82,6 +91,18 @@ def schedule(lowered: Lowered, fused: Fused, only: range | None = None) -> Sched
 
 def output_buffers(lowered: Lowered) -> set[int]:
     return {view.buffer for view in views_in(lowered.outputs)}
+
+
+def drop_dead(lowered: Lowered) -> None:
+    """Remove nests whose results nobody reads."""
+    live = output_buffers(lowered) | {b.number for b in lowered.buffers if b.kind == "input"}
+    kept = []
+    for step in reversed(lowered.steps):
+        if isinstance(step, Nest) and not any(number in live for number in step.writes):
+            continue
+        live.update(step.reads)
+        kept.append(step)
+    lowered.steps[:] = kept[::-1]
 
 
 def _unread(lowered: Lowered, fused: Fused) -> set[int]:
@@ -98,7 +119,7 @@ def _unread(lowered: Lowered, fused: Fused) -> set[int]:
     }
 
 
-def _needed(lowered: Lowered, fused: Fused) -> list[set[int]]:
+def materialised(lowered: Lowered, fused: Fused) -> list[set[int]]:
     """For each step the buffers it must leave in memory."""
     outputs = output_buffers(lowered)
     kept = outputs | {b.number for b in lowered.buffers if b.kind == "input"}
@@ -124,6 +145,11 @@ def _needed(lowered: Lowered, fused: Fused) -> list[set[int]]:
     return found
 
 
+def _makes_much(step: Kernel | Launch | Extern, lowered: Lowered) -> bool:
+    made = [lowered.buffers[n] for n in step.writes]
+    return any(b.kind != "input" and b.nbytes >= LEAST_NBYTES for b in made)
+
+
 def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Source) -> bool:
     """Add a kernel to the launch before it, if they are alike and independent."""
     last = steps[-1] if steps else None
@@ -139,42 +165,79 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
     return True
 
 
+TRIES = 8  # ways of sharing memory between the arena and tensors of their own
+SLACK_NBYTES = 1 << 20  # above eager's peak: small buffers, and partial results of sums
+
+
 def place(result: Schedule) -> None:
-    """Say how long each buffer lives and where, for the order that the steps are in."""
-    lowered = result.lowered
-    for table in (result.last_use, result.first_write, result.offsets, result.scratch):
+    """Say how long each buffer lives and where, for the order that the steps are in.
+
+    An arena is kept through the whole call, so beside results that pile up it can cost more than
+    operators that run alone and free what they made. Then the largest of its buffers become tensors
+    of their own, which are freed when they are done with, until the peak is not above eager's.
+    """
+    _lifetimes(result)
+    result.eager = result.eager or _eager_peak(result.lowered)
+    loose: set[int] = set()
+    _put(result, loose)
+    best = (result.peak, loose)
+    for least in _sizes(result):
+        if best[0] <= result.eager + SLACK_NBYTES:
+            break
+        loose = {n for n in result.offsets if result.lowered.buffers[n].nbytes >= least} | loose
+        _put(result, loose)
+        if result.peak < best[0]:
+            best = (result.peak, loose)
+    if best[1] != loose:
+        _put(result, best[1])
+
+
+def _lifetimes(result: Schedule) -> None:
+    for table in (result.last_use, result.first_write, result.gemms):
         table.clear()
-    result.fresh.clear()
-    result.gemms.clear()
-    outputs = output_buffers(lowered)
     for at, step in enumerate(result.steps):
         for number in (*step.reads, *step.writes):
             result.last_use[number] = at
         for number in step.writes:
             result.first_write.setdefault(number, at)
-        gemm = gemm_of(step, lowered.buffers) if isinstance(step, Extern) else None
+        gemm = gemm_of(step, result.lowered.buffers) if isinstance(step, Extern) else None
         if gemm is not None:
             result.gemms[at] = gemm
-    _hold_until_waited(result)
-    result.combos = find_combos(result.steps)
+    for number, at in held_until_waited(result.steps):
+        result.last_use[number] = max(result.last_use[number], at)
+    result.combos = [
+        combo
+        for combo in find_combos(result.steps)
+        if not (result.tight and any(_makes_much(result.steps[at], result.lowered) for at in combo))
+    ]
+
+
+def _sizes(result: Schedule) -> list[int]:
+    """Sizes of the arena's buffers to try as tensors of their own, largest first."""
+    buffers = result.lowered.buffers
+    sizes = sorted({buffers[n].nbytes for n in result.offsets}, reverse=True)
+    sizes = [size for size in sizes if size >= LEAST_NBYTES]
+    return sizes if len(sizes) <= TRIES else [*sizes[: TRIES - 1], sizes[-1]]
+
+
+def _put(result: Schedule, loose: set[int]) -> None:
+    """Place every buffer: in the arena, or as a tensor if it is returned or among these."""
+    lowered = result.lowered
+    result.offsets.clear()
+    result.scratch.clear()
+    outputs = output_buffers(lowered)
+    temps = [b for b in lowered.buffers if b.kind == "temp" and b.number in result.first_write]
+    result.fresh = {b.number for b in temps if b.number in outputs or b.number in loose}
     together = {at: combo for combo in result.combos for at in combo}
-    lives = []
-    for buffer in lowered.buffers:
-        if buffer.kind != "temp" or buffer.number not in result.first_write:
-            continue
-        if buffer.number in outputs:
-            result.fresh.add(buffer.number)
-            continue
-        first, last = result.first_write[buffer.number], result.last_use[buffer.number]
-        first = together[first][0] if first in together else first
-        last = together[last][-1] if last in together else last
-        lives.append(Life(buffer.number, buffer.nbytes, first, last))
+    lives = [_life(result, b, together) for b in temps if b.number not in result.fresh]
     count = len(lowered.buffers)
     for at, step in enumerate(result.steps):
         if isinstance(step, Launch) and step.sources[0].scratch:
             lives.append(Life(count + at, step.sources[0].scratch, at, at))
     heirs = _in_place(result, {life.number for life in lives}, together)
-    offsets, result.arena = plan_arena(_joined(lives, heirs))
+    joined = _joined(lives, heirs)
+    offsets, result.arena = plan_arena(joined)
+    result.least_arena = most_alive(joined)
     for life in lives:
         root = life.number
         while root in heirs:
@@ -185,6 +248,43 @@ def place(result: Schedule) -> None:
             result.offsets[number] = offset
         else:
             result.scratch[number - count] = offset
+    variables = [
+        _life(result, b, together)
+        for b in lowered.buffers
+        if (b.kind == "extern" and b.number in result.first_write) or b.number in result.fresh
+    ]
+    to_the_end = [
+        replace(life, last=len(result.steps)) if life.number in outputs else life
+        for life in variables
+    ]
+    result.peak = result.arena + most_alive(to_the_end)
+
+
+def _life(result: Schedule, buffer: Buffer, together: Mapping[int, range]) -> Life:
+    nbytes = buffer.nbytes if buffer.dtype in NBYTES else 0
+    first, last = result.first_write[buffer.number], result.last_use[buffer.number]
+    first = together[first][0] if first in together else first
+    last = together[last][-1] if last in together else last
+    return Life(buffer.number, nbytes, first, last)
+
+
+def _eager_peak(lowered: Lowered) -> int:
+    """The peak of the graph's own steps in their order, each of its buffers a tensor."""
+    outputs = output_buffers(lowered)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for at, step in enumerate(lowered.steps):
+        for number in (*step.reads, *step.writes):
+            last[number] = at
+        for number in step.writes:
+            first.setdefault(number, at)
+    lives = [
+        Life(b.number, b.nbytes, first[b.number], end if b.number in outputs else last[b.number])
+        for end in (len(lowered.steps),)
+        for b in lowered.buffers
+        if b.kind != "input" and b.number in first and b.dtype in NBYTES
+    ]
+    return most_alive(lives)
 
 
 def _in_place(result: Schedule, placed: set[int], together: Mapping[int, range]) -> dict[int, int]:
@@ -237,21 +337,21 @@ def _joined(lives: list[Life], heirs: dict[int, int]) -> list[Life]:
     return [replace(life, last=last[life.number]) for life in lives if life.number not in heirs]
 
 
-def _hold_until_waited(result: Schedule) -> None:
-    """An asynchronous collective reads its inputs until somebody has waited for its result."""
+def held_until_waited(steps: Sequence[object]) -> list[tuple[int, int]]:
+    """An asynchronous collective reads its inputs until somebody has waited for its result: such
+    buffers, with the steps that wait."""
     started: dict[int, Extern] = {}
-    for at, step in enumerate(result.steps):
+    found: list[tuple[int, int]] = []
+    for at, step in enumerate(steps):
         if not isinstance(step, Extern) or "c10d_functional" not in str(step.node.target):
             continue
         if "wait_tensor" not in str(step.node.target):
-            for number in step.outputs:
-                if number is not None:
-                    started[number] = step
+            started.update({number: step for number in step.outputs if number is not None})
             continue
         for number in step.reads:
             start = started.get(number)
-            for held in start.reads if start is not None else ():
-                result.last_use[held] = max(result.last_use[held], at)
+            found += [(held, at) for held in (start.reads if start is not None else ())]
+    return found
 
 
 def is_whole(view: View, lowered: Lowered) -> bool:

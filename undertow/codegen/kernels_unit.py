@@ -42,7 +42,8 @@ def _held(schedule: Schedule) -> dict[int, int]:
         at = schedule.first_write[number]
         found[at] = found.get(at, 0) + buffers[number].nbytes
     for number, at in schedule.last_use.items():
-        if buffers[number].kind != "temp" and buffers[number].dtype in NBYTES:
+        is_variable = buffers[number].kind != "temp" or number in schedule.fresh
+        if is_variable and buffers[number].dtype in NBYTES:
             found[at] = found.get(at, 0) + buffers[number].nbytes
     return found
 

@@ -8,6 +8,7 @@ linear in the number of nests and their operands.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -90,9 +91,10 @@ class _Move(NamedTuple):
 
 
 class _Fuser:
-    def __init__(self, lowered: Lowered, policy: Policy) -> None:
+    def __init__(self, lowered: Lowered, policy: Policy, parts: Mapping[int, int]) -> None:
         self.lowered = lowered
         self.policy = policy
+        self.parts = parts
         self.joined: list[Joined] = []
         self.price: Price | None = None  # of the fusion that was found possible last
         self.slots: list[Slot] = []
@@ -194,6 +196,9 @@ class _Fuser:
                     return slot
         return None
 
+    def part(self, nest: Nest) -> int:
+        return self.parts.get(nest.number, 0)
+
     def join(self, group: Group, nest: Nest) -> bool:
         found = self.try_join(group, nest)
         if isinstance(found, str):
@@ -214,6 +219,8 @@ class _Fuser:
             return "it writes at computed addresses"
         if not self.policy.across_loops and (nest.is_reduction or group.kind != "flat"):
             return "reductions are kept apart, to be compared"
+        if self.part(group.members[0].nest) != self.part(nest):
+            return "it would need more memory at once"
         if group.order < self.last_start:
             return "it would move work from under a collective to before its start"
         if group.instrs + len(nest.body) > MOST_INSTRS:
@@ -310,6 +317,8 @@ class _Fuser:
         for slot in waits:
             if not isinstance(slot, Group):
                 return None
+            if self.part(slot.members[0].nest) != self.part(nest):
+                return None
             if slot.kind == "rows" and later:
                 break
             if slot.kind != "flat" or len(later) == MOST_PULLED:
@@ -352,6 +361,8 @@ class _Fuser:
     def absorb(self, group: Group, other: Group, nest: Nest) -> None:
         """Move an earlier kernel that feeds `nest` into the kernel that holds it, if it may."""
         if first_consumer(other) < group.order or other.order > group.order:
+            return
+        if self.part(other.members[0].nest) != self.part(nest):
             return
         if other.order < self.last_wait < group.order:
             return  # work that hides a collective stays before the wait
@@ -456,6 +467,8 @@ def first_consumer(group: Group) -> int:
     return min(orders, default=1 << 60)
 
 
-def fuse(lowered: Lowered, policy: Policy | None = None) -> Fused:
-    """Group a graph's nests into kernels."""
-    return _Fuser(lowered, policy or Policy()).run()
+def fuse(
+    lowered: Lowered, policy: Policy | None = None, parts: Mapping[int, int] | None = None
+) -> Fused:
+    """Group a graph's nests into kernels; those with different `parts`, by number, stay apart."""
+    return _Fuser(lowered, policy or Policy(), parts or {}).run()

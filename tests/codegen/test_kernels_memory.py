@@ -1,0 +1,117 @@
+"""The peak of a compiled graph is not above that of its operators, run one by one."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.loops.compiling import compile_function, same
+from undertow.codegen import kernels_peak
+from undertow.codegen.kernels_peak import plan_within
+from undertow.codegen.kernels_plan import SLACK_NBYTES, Schedule, drop_dead
+from undertow.loops.decompose import decompositions
+from undertow.loops.fuse import Policy, fuse
+from undertow.loops.lower import lower_graph
+from undertow.loops.memory import Life, most_alive, plan_arena, rounded
+
+CUT = 10  # a seed whose fusion needs more than eager, until it is cut
+SIDE = 1024  # a matrix of float32 has four megabytes
+
+
+def random_program(seed: int):  # type: ignore[no-untyped-def]
+    """A function of two matrices, with others of different lives between, some returned."""
+    rng = random.Random(seed)
+    choices = [rng.randrange(7) for _ in range(24)]
+    picks = [(rng.random(), rng.random()) for _ in choices]
+    kept = [rng.random() < 0.2 for _ in choices]
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        known, found = [x, w], []
+        for choice, (one, two), keep in zip(choices, picks, kept, strict=True):
+            a, b = known[-1 - int(one * min(len(known), 4))], known[int(two * len(known))]
+            made = [
+                lambda a=a, b=b: a + b,
+                lambda a=a, b=b: (a * b).tanh(),
+                lambda a=a, b=b: a @ b,
+                lambda a=a, b=b: a.softmax(-1) - b,
+                lambda a=a, b=b: torch.cat([a[: SIDE // 2], b[SIDE // 2 :]]),
+                lambda a=a, b=b: a - a.mean(0) + b.sum(1, keepdim=True),
+                lambda a=a, b=b: a.t() * b,
+            ][choice]()
+            known.append(made)
+            if keep:
+                found.append(made)
+        return [*found, known[-1]]
+
+    return program
+
+
+def planned(program) -> Schedule:  # type: ignore[no-untyped-def]
+    """The plan that `compile_graph` would take, without building it."""
+    args = torch.empty(SIDE, SIDE), torch.empty(SIDE, SIDE)
+    gm = make_fx(program, decomposition_table=decompositions(), tracing_mode="fake")(*args)
+    lowered = lower_graph(gm)
+    drop_dead(lowered)
+    return plan_within(lowered, fuse(lowered), Policy())[1]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_peak_is_not_above_that_of_eager(seed: int) -> None:
+    plan = planned(random_program(seed))
+    assert plan.peak <= plan.eager + SLACK_NBYTES
+    assert plan.least_arena <= plan.arena
+
+
+def test_kernels_that_were_cut_compute_the_same() -> None:
+    program = random_program(CUT)
+    args = torch.rand(SIDE, SIDE) / SIDE, torch.rand(SIDE, SIDE) / SIDE
+    before = kernels_peak.counts.repaired
+    compiled = compile_function(program, *args)
+    assert kernels_peak.counts.repaired == before + 1
+    assert compiled.memory["peak"] <= compiled.memory["eager"] + SLACK_NBYTES
+    assert "it would need more memory at once" in {item.reason for item in compiled.refusals}
+    same(compiled(*args), program(*args), rtol=1e-4, atol=1e-4)
+
+
+def test_a_peak_that_stays_above_is_counted_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels_peak, "ROUNDS", 0)
+    monkeypatch.setattr(kernels_peak, "counts", kernels_peak.Counts())
+    plan = planned(random_program(CUT))
+    assert plan.peak > plan.eager + SLACK_NBYTES
+    with caplog.at_level(logging.INFO, kernels_peak.__name__):
+        kernels_peak.note_peak(plan)
+        kernels_peak.note_peak(plan)
+    assert (kernels_peak.counts.repaired, kernels_peak.counts.above) == (0, 2)
+    said = [r.levelname for r in caplog.records if r.name == kernels_peak.__name__]
+    assert said == ["WARNING"]
+
+
+def test_cutting_is_the_same_every_time() -> None:
+    first, second = planned(random_program(CUT)), planned(random_program(CUT))
+    assert list(first.texts.items()) == list(second.texts.items())
+    assert first.offsets == second.offsets
+
+
+def test_an_arena_that_would_raise_the_peak_gives_its_largest_buffers_back() -> None:
+    """Large things in the middle first, then many results: an arena would be kept beside them."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        y = (x @ w).tanh() @ w
+        return [(y @ w)[k * 100 : k * 100 + 700] @ w * k for k in range(1, 4)]
+
+    plan = planned(program)
+    assert plan.peak <= plan.eager + SLACK_NBYTES
+    args = torch.randn(64, 64), torch.randn(64, 64)
+    same(compile_function(program, *args)(*args), program(*args), rtol=1e-4, atol=1e-2)
+
+
+def test_the_second_way_of_placing_is_taken_where_it_is_smaller() -> None:
+    lives = [Life(0, 100, 0, 1), Life(1, 300, 1, 2), Life(2, 200, 2, 4), Life(3, 300, 3, 4)]
+    _, size = plan_arena(lives)
+    assert most_alive(lives) <= size <= sum(rounded(life.nbytes) for life in lives)
