@@ -1,4 +1,4 @@
-"""One process: what is compiled computes exactly what eager execution does."""
+"""One process: what is compiled computes what eager execution does, and as ATen calls exactly."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def compiled(function: Any, **options: Any) -> Any:
 def same_training(
     model: nn.Module, inputs: list[Tensor], around: Callable[[], Any] | None = None
 ) -> nn.Module:
-    """Train eagerly and compiled on the same inputs and random numbers; all must be equal."""
-    mine = copy.deepcopy(model)
-    runs = {model: model, mine: compiled(mine)}
+    """Train eagerly and compiled on the same inputs and random numbers; all must be equal, and on
+    kernels of our own close."""
+    mine, ours = copy.deepcopy(model), copy.deepcopy(model)
+    runs = {model: model, mine: compiled(mine, codegen="aten"), ours: compiled(ours)}
+    far = 1e-5 if around is None else 2e-2  # in 16 bits one unit in the last place is 2 ** -8
     for step, x in enumerate(inputs):
         results = []
         for owner, run in runs.items():
@@ -51,6 +53,8 @@ def same_training(
             grads = [p.grad for p in owner.parameters()]
             results.append((loss.detach(), given.grad, grads, list(owner.buffers()), torch.rand(3)))
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+        torch.testing.assert_close(results[0], results[2], rtol=far, atol=far)
+        assert torch.equal(results[0][-1], results[2][-1]), "random numbers after the step"
     return mine
 
 
@@ -80,10 +84,10 @@ def test_a_new_shape_compiles_anew_and_stays_right() -> None:
 def test_inference_without_gradients_equals_eager() -> None:
     model = Small().eval()
     x = torch.randn(4, 3, 8, 8)
-    with torch.no_grad():
-        assert torch.equal(compiled(model)(x), model(x))
-    with torch.inference_mode():
-        assert torch.equal(compiled(model)(x), model(x))
+    for around in (torch.no_grad(), torch.inference_mode()):
+        with around:
+            assert torch.equal(compiled(model, codegen="aten")(x), model(x))
+            torch.testing.assert_close(compiled(model)(x), model(x))
 
 
 def test_autocast_equals_eager() -> None:
@@ -121,10 +125,11 @@ class Broken(nn.Module):
 def test_graph_breaks_make_several_graphs() -> None:
     before = counts["graphs"]
     same_training(Broken(), [torch.randn(3, 4)])
-    assert counts["graphs"] - before == 4
+    assert counts["graphs"] - before == 8  # two graphs, forward and backward, both ways
 
 
-def test_mutated_inputs_and_views_of_inputs_are_as_in_eager() -> None:
+@pytest.mark.parametrize("codegen", ["native", "aten"])
+def test_mutated_inputs_and_views_of_inputs_are_as_in_eager(codegen: str) -> None:
     def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         y.add_(x)
         y[0].mul_(2)
@@ -133,13 +138,14 @@ def test_mutated_inputs_and_views_of_inputs_are_as_in_eager() -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     expected_y, found_y = y.clone(), y.clone()
     expected = step(x, expected_y)
-    found = compiled(step)(x, found_y)
+    found = compiled(step, codegen=codegen)(x, found_y)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert torch.equal(found_y, expected_y)
     assert found[0].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
-def test_random_operators_keep_their_stream() -> None:
+@pytest.mark.parametrize("codegen", ["native", "aten"])
+def test_random_operators_keep_their_stream(codegen: str) -> None:
     def step(x: Tensor) -> Tensor:
         return x * torch.rand(5) + torch.randn_like(x).cumsum(0)
 
@@ -147,7 +153,7 @@ def test_random_operators_keep_their_stream() -> None:
     torch.manual_seed(3)
     expected = step(x)
     torch.manual_seed(3)
-    assert torch.equal(compiled(step)(x), expected)
+    torch.testing.assert_close(compiled(step, codegen=codegen)(x), expected)
 
 
 def test_the_backend_is_found_by_its_name() -> None:
@@ -163,13 +169,39 @@ def test_the_generated_modules_are_written_where_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNDERTOW_SHOW", str(tmp_path / "modules"))
-    same_training(Small(), [torch.randn(4, 3, 8, 8)])
-    written = sorted(path.name for path in (tmp_path / "modules").iterdir())
-    assert [name.split(".")[1] for name in written] == ["backward", "forward"]
+    for codegen in ("aten", "native"):
+        model = Small()
+        compiled(model, codegen=codegen)(torch.randn(4, 3, 8, 8)).sum().backward()
+    written = sorted(path.name for path in (tmp_path / "modules").glob("*.py"))
+    assert [name.split(".")[1] for name in written] == ["backward", "forward"] * 2
     text = (tmp_path / "modules" / written[1]).read_text()
     assert "aten.convolution.default(" in text
     assert "# conv" in text
     assert "del " in text
+    text = (tmp_path / "modules" / written[3]).read_text()
+    assert "aten_convolution_default(" in text
+    assert "seg0(P)" in text
+    kernels = sorted((tmp_path / "modules").glob("*.cpp"))
+    assert "convolution" not in kernels[1].read_text()
+    assert "static void k0(" in kernels[1].read_text()
+
+
+def test_without_a_compiler_graphs_run_as_aten_calls_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from undertow.backend import native
+    from undertow.codegen.cpp_build import NoCompilerError
+
+    def none() -> None:
+        raise NoCompilerError("no C++ compiler was found")
+
+    monkeypatch.setattr(native, "find_compiler", none)
+    counts.pop("no compiler", None)
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    for run in (model, nn.Sequential(model)):
+        assert torch.equal(compiled(run)(x), run(x))
+    assert len([r for r in caplog.records if 'codegen="aten"' in r.getMessage()]) == 1
+    assert counts["no compiler"] == 2
 
 
 @pytest.mark.parametrize(
@@ -218,7 +250,8 @@ def test_what_forward_saved_is_held_by_nobody_else_when_backward_runs(
 
     monkeypatch.setattr(pipeline, "load_module", watched)
     layers = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.GELU())]
-    compiled(nn.Sequential(*layers))(torch.randn(4, 16)).sum().backward()
+    run = compiled(nn.Sequential(*layers), codegen="aten")
+    run(torch.randn(4, 16)).sum().backward()
     # The list and the call that asks; the tensor and the storage that asks.
     assert held.count((2, 2)) >= 5
 

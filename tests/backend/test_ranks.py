@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,8 @@ def as_pytorch(argument: tuple[str, str]) -> tuple[float, dict[str, int], int]:
             for model in (plain, eager):
                 torch.optim.SGD(model.parameters(), lr=0.1).step()
                 model.zero_grad()
-    written = [path for path in Path(show).glob("*.rank0.py") if "c10d.all_" in path.read_text()]
+    starts = re.compile(r"c10d_functional_(all_gather|all_reduce|reduce_scatter)\w*\(")
+    written = [path for path in Path(show).glob("*.rank0.py") if starts.search(path.read_text())]
     return far, dict(counts), len(written)
 
 
@@ -203,7 +205,7 @@ def test_parallelism_of_pytorch_is_scheduled_in_the_graph(
     two: Ranks, tmp_path: Path, how: str
 ) -> None:
     for far, said, scheduled in two.run(as_pytorch, (how, str(tmp_path)), COMPILING):
-        assert far == 0.0
+        assert far < 1e-6
         assert scheduled > 0
         assert set(said) == {"graphs"}
 
@@ -216,6 +218,6 @@ def test_what_is_outside_the_graph_trains_and_is_told(
     two: Ranks, tmp_path: Path, how: str, name: str
 ) -> None:
     for far, said, scheduled in two.run(as_pytorch, (how, str(tmp_path)), COMPILING):
-        assert far == 0.0
+        assert far < 1e-6
         assert scheduled == 0
         assert said.get(name, 0) > 0 or how == "fsdp2"  # its frames may all be left to eager

@@ -38,6 +38,24 @@ def test_truncated_normals_can_be_initialised_under_a_fake_mode() -> None:
     assert torch.nn.init.trunc_normal_(torch.full((3,), 9.0)).abs().max() <= 2
 
 
+def test_fakes_can_be_left_for_a_while() -> None:
+    with torch_api.new_fake_mode(), torch_api.without_fakes():
+        assert not isinstance(torch.empty(2), torch_api.FakeTensor)
+
+
+def test_a_graph_of_fakes_is_traced_again_with_operators_taken_apart() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    gm = make_fx(lambda x: x.softmax(0), tracing_mode="fake")(torch.randn(3))
+    softmax = torch.ops.aten._softmax.default
+    table = {softmax: torch_api.registered_decompositions()[softmax]}
+    again = torch_api.retrace(gm, table)
+    targets = [node.target for node in again.graph.nodes]
+    assert softmax not in targets
+    assert torch.ops.aten.exp.default in targets
+    assert isinstance(again.graph.output_node().args[0], tuple)
+
+
 def test_fake_mode_takes_real_tensors_too() -> None:
     with torch_api.new_fake_mode():
         assert (torch.empty(2) + torch.ones(2)).shape == (2,)

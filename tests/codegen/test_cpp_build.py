@@ -77,6 +77,30 @@ def test_a_named_compiler_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     cpp_build.find_compiler.cache_clear()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["g++", "clang++", "ziglang"])
+def test_every_compiler_of_the_chain_builds_kernels_that_run(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    mine = [command for command in cpp_build._candidates() if name in " ".join(command)]
+    if not mine:
+        pytest.skip(f"{name} is not installed")
+    monkeypatch.setattr(cpp_build, "_candidates", lambda: mine)
+    cpp_build.find_compiler.cache_clear()
+    try:
+        x = torch.randn(40, 300)
+
+        def function(x):  # type: ignore[no-untyped-def]
+            return [x.softmax(-1), x.sum(), x.tanh().amax(0), x.bfloat16().exp()]
+
+        same(compile_function(function, x)(x), function(x))
+        assert cpp_build.find_compiler().command == mine[0]
+    finally:
+        cpp_build.find_compiler.cache_clear()
+
+
 def test_without_a_compiler_graphs_run_as_aten_calls_and_the_log_says_so_once(
     no_compiler: None, caplog: pytest.LogCaptureFixture
 ) -> None:

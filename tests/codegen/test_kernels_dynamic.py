@@ -9,8 +9,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.loops.compiling import same
+from undertow.codegen import kernels_dynamic
 from undertow.codegen.kernels_dynamic import SpecializedGraph, compile_any
 from undertow.loops.decompose import decompositions
+from undertow.loops.sizes import DynamicShapesError
 
 
 def symbolic(function, *args):  # type: ignore[no-untyped-def]
@@ -18,11 +20,21 @@ def symbolic(function, *args):  # type: ignore[no-untyped-def]
     return compile_any(gm, args)
 
 
-def test_a_graph_is_compiled_once_for_each_set_of_sizes() -> None:
+def test_a_graph_without_a_symbolic_form_is_compiled_for_each_set_of_sizes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def function(x):  # type: ignore[no-untyped-def]
         return [(x.reshape(-1, 2) * x.shape[0]).softmax(0), x.sum(0)]
 
-    compiled = symbolic(function, torch.randn(4, 6))
+    def refuse(gm):  # type: ignore[no-untyped-def]
+        raise DynamicShapesError("no argument tells it")
+
+    monkeypatch.setattr(kernels_dynamic, "SymbolicGraph", refuse)
+    before = kernels_dynamic.ways["specialised"]
+    with caplog.at_level(logging.WARNING):
+        compiled = symbolic(function, torch.randn(4, 6))
+    assert "no argument tells it" in caplog.text
+    assert kernels_dynamic.ways["specialised"] == before + 1
     assert isinstance(compiled, SpecializedGraph)
     for rows in (4, 5, 4):
         x = torch.randn(rows, 6)

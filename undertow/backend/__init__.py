@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from undertow.backend.native import decompositions, loop_compiler
+from undertow.backend.native import decompositions, settled
 from undertow.backend.options import BackendOptions, parse_options
 from undertow.backend.outside import tell_what_is_outside
 from undertow.backend.pipeline import compile_part
@@ -41,7 +41,7 @@ def undertow(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """The backend, as `torch.compile` calls it; `options` are those of docs/train.md."""
-    chosen = parse_options(options, mode)
+    chosen = settled(parse_options(options, mode), example_inputs)
     tell_what_is_outside()
     compilation = _Compilation(chosen)
     if chosen.codegen == "inductor":
@@ -75,7 +75,7 @@ class _Compilation:
         self.options = options
         self.label = f"graph{next(_numbers)}"
         self.split = Split()
-        self.is_native = options.codegen == "native" and loop_compiler() is not None
+        self.is_native = options.codegen == "native"
 
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         backend = torch_api.aot_backend(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from undertow.codegen.kernels_report import KernelReport
 from undertow.errors import FileError
 from undertow.program import Program, Timeline
 from undertow.program.model import Collective, Kind
@@ -59,6 +60,12 @@ def notes(predicted: Timeline | None) -> dict[str, str]:
 def leave_module(folder: Path | None, label: str, source: str, suffix: str = "py") -> None:
     if folder is not None:
         _leave(folder, f"{label}.{_rank()}.{suffix}", source)
+
+
+def leave_report(folder: Path | None, label: str, report: KernelReport | None) -> None:
+    """What became of a graph in the loop compiler: `undertow show` and `undertow why` read it."""
+    if folder is not None and report is not None:
+        _leave(folder, f"{label}.kernels.{_rank()}.json", report.to_json())
 
 
 def leave_plan(folder: Path | None, label: str, plan: Plan | None) -> None:

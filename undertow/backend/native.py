@@ -1,38 +1,47 @@
-"""`codegen="native"`: the scheduled graph on kernels of our own loop compiler.
+"""`codegen="native"`, the default: the scheduled graph on kernels of our own loop compiler.
 
-The loop compiler is looked up when it is first asked for. Without it, without a C++ compiler, or
-with a graph that it does not take, graphs run as ATen calls; that is said once and counted.
+Where kernels cannot be had (no C++ compiler, tensors that are not on the CPU, a graph that the loop
+compiler does not take) graphs run as ATen calls; that is said once and counted.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
+from undertow.backend.options import BackendOptions
+from undertow.codegen.cpp_build import NoCompilerError, find_compiler
+from undertow.codegen.kernels_dynamic import AtenGraph, Runnable, SpecializedGraph, compile_any
 from undertow.codegen.load import Run
 from undertow.errors import UndertowError
+from undertow.loops import decompose
 from undertow.runtime.notices import say_once
 
 
-@cache
-def loop_compiler() -> Any | None:
-    """The module with `compile_graph`, or None where this undertow has none."""
+def settled(options: BackendOptions, inputs: Sequence[Any]) -> BackendOptions:
+    """The options as they can be had here: without kernels of our own, ATen calls."""
+    if options.codegen != "native":
+        return options
+    elsewhere = {t.device.type for t in inputs if isinstance(t, torch.Tensor)} - {"cpu", "meta"}
+    if elsewhere:
+        where = " and ".join(sorted(elsewhere))
+        say_once("native elsewhere", f'graphs on {where} run with codegen="aten"')
+        return replace(options, codegen="aten")
     try:
-        return import_module("undertow.codegen.kernels")
-    except ModuleNotFoundError:
-        say_once("native", 'codegen="native" is not there yet: graphs run with codegen="aten"')
-        return None
+        find_compiler()
+    except NoCompilerError as error:
+        say_once("no compiler", f'graphs run with codegen="aten": {error}')
+        return replace(options, codegen="aten")
+    return options
 
 
-def decompositions() -> dict[Any, Any] | None:
+def decompositions() -> dict[Any, Any]:
     """What the loop compiler wants to see taken apart."""
-    if loop_compiler() is None:
-        return None
-    found: dict[Any, Any] = import_module("undertow.loops.decompose").decompositions()
-    return found
+    return decompose.decompositions()
 
 
 class Native(NamedTuple):
@@ -41,20 +50,18 @@ class Native(NamedTuple):
     run: Run
     python: str
     cpp: str
+    compiled: Runnable
 
 
 def compile_native(gm: fx.GraphModule, label: str, fusion: str = "priced") -> Native | None:
     """The graph on kernels of our own; None if it must run as ATen calls."""
-    compiler = loop_compiler()
-    if compiler is None:
-        return None
     try:
-        compiled = compiler.compile_graph(gm, fusion=fusion)
+        compiled = compile_any(gm, fusion=fusion)
     except UndertowError as error:
         say_once("native fallback", f"{label} runs with codegen='aten': {error}")
         return None
-
-    def run(args: list[Any]) -> Any:
-        return compiled.boxed(args)
-
-    return Native(run, compiled.python, compiled.cpp)
+    if isinstance(compiled, AtenGraph):
+        return None
+    if isinstance(compiled, SpecializedGraph):
+        return Native(compiled.boxed, f"# Compiled for each set of sizes.\n{gm.code}", "", compiled)
+    return Native(compiled.boxed, compiled.python, compiled.cpp, compiled)

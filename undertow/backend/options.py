@@ -40,7 +40,7 @@ class BackendOptions:
     save: Path | None = None  # a folder: Plans are written there
     report: Path | None = None  # a folder: Programs and Timelines, predicted and measured
     show: Path | None = None  # a folder: generated modules; default: $UNDERTOW_SHOW
-    codegen: str = "aten"  # who runs the graph: one of CODEGENS
+    codegen: str = "native"  # who runs the graph: one of CODEGENS
     fusion: str = "priced"  # how the loop compiler decides what to fuse: one of FUSIONS
     timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
     measure_steps: int = 3  # calls to time with cluster="measure"; twice as many in the new order

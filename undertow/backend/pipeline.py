@@ -16,9 +16,16 @@ from torch import fx
 
 from undertow.backend.adapt import adapt
 from undertow.backend.agree import agree_on, agree_on_estimates
-from undertow.backend.artefacts import leave_module, leave_plan, leave_timeline, notes, title
+from undertow.backend.artefacts import (
+    leave_module,
+    leave_plan,
+    leave_report,
+    leave_timeline,
+    notes,
+    title,
+)
 from undertow.backend.costs import Measured, kept_costs
-from undertow.backend.native import compile_native, loop_compiler
+from undertow.backend.native import compile_native
 from undertow.backend.options import BackendOptions
 from undertow.backend.runner import Runner
 from undertow.backend.scheduled import Part, Scheduled
@@ -111,10 +118,11 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
     native = None
     if options.codegen == "native":
         native = compile_native(scheduled.module, label, options.fusion)
+    heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
     if native is not None:
         leave_module(options.show, f"{label}.kernels", native.cpp, "cpp")
-        return native.run, native.python
-    heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
+        leave_report(options.show, label, getattr(native.compiled, "report", None))
+        return native.run, f'"""{heading}"""\n\n{native.python}'
     written = write_module(scheduled.module, heading, notes(predicted))
     return load_module(written, label), written.source
 
@@ -151,7 +159,7 @@ def schedule(
     if not captured.starts:
         return Scheduled(part, gm, captured, captured)
     cluster = _cluster(gm.graph, options)
-    fuses = options.codegen == "native" and loop_compiler() is not None
+    fuses = options.codegen == "native"
     own: tuple[Source, ...] = ()
     if measured is not None:
         cluster = measured.on(cluster, captured)

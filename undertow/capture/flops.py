@@ -24,7 +24,9 @@ def node_flops(node: fx.Node) -> int:
         return 0
     args = fx.node.map_arg(node.args, lambda arg: arg.meta["val"])
     kwargs = fx.node.map_arg(node.kwargs, lambda arg: arg.meta["val"])
-    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    found = formula(*args, **kwargs, out_val=node.meta["val"])
+    # the hint of a symbolic number: to ask for its value would tie the graph to it
+    return int(found.node.hint if isinstance(found, torch.SymInt) else found)
 
 
 def count_flops(graph: fx.Graph, phases: Iterable[str] = ("forward", "backward")) -> int:

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch._subclasses.fake_tensor import unset_fake_temporarily as without_fakes
 from torch.nn import init
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -58,9 +59,11 @@ __all__ = [
     "propagate_fakes",
     "ranks_of_group",
     "registered_decompositions",
+    "retrace",
     "sequence_number",
     "storage_key",
     "uses_python_reducer",
+    "without_fakes",
 ]
 
 SUPPORTED = (2, 13)
@@ -229,6 +232,20 @@ def registered_decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import decomposition_table
 
     return dict(decomposition_table)
+
+
+def retrace(gm: Any, decompositions: dict[Any, Any]) -> fx.GraphModule:
+    """A graph of fake tensors traced once more, with these operators taken apart."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    inputs = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    mode = next((t.fake_mode for t in inputs if isinstance(t, FakeTensor)), new_fake_mode())
+    with mode:
+        made: fx.GraphModule = make_fx(gm, decomposition_table=decompositions)(*inputs)
+    output = made.graph.output_node()
+    if isinstance(output.args[0], fx.Node):
+        output.args = ((output.args[0],),)
+    return made
 
 
 def propagate_fakes(gm: Any, mode: FakeTensorMode, args: Any) -> None:

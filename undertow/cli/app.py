@@ -36,6 +36,7 @@ COMMANDS = {
     "report": Subcommand("undertow.cli.report", "Read torch.profiler traces of a real job."),
     "train": Subcommand("undertow.cli.train", "Train on two local processes, theirs against ours."),
     "show": Subcommand("undertow.cli.show", "Show the Python module that runs a planned step."),
+    "why": Subcommand("undertow.cli.why", "Say why two nodes did not become one kernel."),
     "simulate": Subcommand("undertow.cli.simulate", "Predict the timeline of a Program."),
     "cost": Subcommand("undertow.cli.cost", "Ask what a collective takes on a cluster, and why."),
     "calibrate": Subcommand("undertow.cli.calibrate", "Fit a cluster to measured Timelines."),

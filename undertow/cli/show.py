@@ -1,16 +1,23 @@
-"""`undertow show`: the Python module that runs a step in the planned order."""
+"""`undertow show`: what runs: the Python module of a planned step, its kernels, what remains."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
 
 from undertow.cli.app import subcommand
-from undertow.cli.output import check_outputs, show_json
+from undertow.cli.kernels import reports
+from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.program.serialize import write_whole
+from undertow.report.text import table
+
+if TYPE_CHECKING:
+    from undertow.codegen.kernels_report import KernelReport
 
 app = subcommand()
 
@@ -19,7 +26,11 @@ app = subcommand()
 def command(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="As for `undertow plan`: llama3-8b, FILE.py:build."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="A model as for `undertow plan`: llama3-8b, FILE.py:build; for --kernels and "
+            "--fallbacks also a folder or file that UNDERTOW_SHOW left.",
+        ),
     ],
     cluster: Annotated[
         str, typer.Option(metavar="CLUSTER", help="The cluster to plan for.")
@@ -35,14 +46,31 @@ def command(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write it to a file, not to the terminal.")
     ] = None,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="The kernels, calls and partitions instead.")
+    ] = False,
+    fallbacks: Annotated[
+        bool, typer.Option("--fallbacks", help="What the loop compiler leaves to ATen, and why.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Show the generated module of a whole step: every call, start, wait and free, in order.
+
+    With --kernels what the loop compiler makes of it: kernels with the nodes that they compute, and
+    partitions: runs of work that a device could record once and replay. With --fallbacks the calls
+    of ATen that remain, counted, with the reason.
 
     What the backend runs in a training process is written the same way; there, UNDERTOW_SHOW=DIR
     leaves the module of every compiled graph.
     """
     check_outputs(out)
+    if kernels or fallbacks:
+        found = reports(model, cluster, parallel, batch, seq)
+        if json:
+            show_json({label: report.to_json() for label, report in found.items()})
+        else:
+            show(line for item in found.items() for line in _tables(*item, kernels, fallbacks))
+        return
     source = _source(model, cluster, parallel, batch, seq, memory)
     if out is not None:
         write_whole(out, source)
@@ -50,6 +78,31 @@ def command(
         show_json({"source": source, "file": None if out is None else str(out)})
     elif out is None:
         typer.echo(source, nl=False)
+
+
+def _tables(
+    label: str, report: KernelReport, kernels: bool, fallbacks: bool
+) -> Iterator[RenderableType]:
+    if fallbacks:
+        total = sum(item.count for item in report.fallbacks)
+        yield f"{label}: {total} calls of ATen remain of {len(report.nodes)}"
+        rows = table("operator", ">calls", "why")
+        for item in sorted(report.fallbacks, key=lambda f: (-f.count, f.operator, f.reason)):
+            rows.add_row(item.operator, str(item.count), item.reason)
+        yield rows
+    if kernels:
+        yield f"{label}: {len(report.steps)} launches and calls"
+        rows = table("=kernel", "kind", "loops", "nodes")
+        for step in report.steps:
+            loops = " x ".join(step.loops)
+            rows.add_row(step.name, step.kind, loops, " ".join(step.nodes))
+        yield rows
+        rows = table("=steps", ">kernels", ">calls", ">inputs", ">outputs", "symbols", "ends where")
+        for part in report.partitions:
+            counts = (part.kernels, len(part.calls), len(part.inputs), len(part.outputs))
+            symbols = " ".join(part.symbols)
+            rows.add_row(f"{part.first}-{part.last}", *map(str, counts), symbols, part.ends)
+        yield rows
 
 
 def _source(

@@ -11,16 +11,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from undertow.codegen.cpp_ops import C_TYPES, STORED
-from undertow.codegen.cpp_text import BLOCK, Text
+from undertow.codegen.cpp_text import BLOCK, Text, is_long
 from undertow.codegen.cpp_tiles import TILE, Tiles, find_tiles
+from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Buffer, product
 from undertow.loops.kernel import Kernel, KernelStore
 from undertow.loops.passes import Pass, plan_passes, work
+from undertow.loops.sizes import ceil_div, declared, hint_of, is_symbolic
 
 LANES = 64  # contiguous columns reduced together
 WORTH = 100_000  # element additions that pay for one more thread
 ROWS_PER_PART = 64  # at least, in late reductions
 MOST_PARTS = 64
+PARTS_IF_UNKNOWN = 8  # at least, where the number of rows is a symbol
 ANGLES = 1024  # sines and cosines between two looks at how large their arguments are
 STREAM_BLOCK = 512  # elements that are collected before they are written past the caches
 STREAM_NBYTES = 4 << 20  # of a result, at least, and
@@ -49,15 +52,22 @@ class Source:
     buffers: tuple[int, ...]  # the buffer behind each pointer
     total: int  # iterations to share among threads
     work: int  # element additions
-    scratch: int  # bytes of partial results, behind a last pointer
+    scratch: int  # bytes of partial results, behind a pointer after the buffers'
     combine: bool  # whether there is a @_end to run after
+    sized: bool = False  # whether a last pointer leads to the values of symbolic sizes,
+    is_symbolic: bool = False  # or its launch alone needs them
+    stack: int = 0  # bytes of rows that it keeps on a thread's stack
 
 
 def kernel_source(kernel: Kernel, buffers: list[Buffer], outputs: Collection[int] = ()) -> Source:
     """Generate a kernel. `outputs` are buffers that are read, if at all, after the graph."""
     writer = _Writer(kernel, buffers)
     writer.streamed = _streamed(kernel, buffers, outputs)
-    return writer.write()
+    source = writer.write()
+    source.text, source.sized = declared(source.text, len(source.buffers) + bool(source.scratch))
+    source.is_symbolic = source.sized or is_symbolic(source.work)
+    source.stack = writer.stack_nbytes()
+    return source
 
 
 def _streamed(kernel: Kernel, buffers: list[Buffer], outputs: Collection[int]) -> frozenset[int]:
@@ -103,7 +113,7 @@ class _Writer(Text):
         flat = flat and not self.passes[0].reduces and not lanes and not self.row_stores()
         total = kernel.inner[0] if flat else rows
         if lanes:
-            total *= -(-kernel.lane // LANES)
+            total *= ceil_div(kernel.lane, LANES)
         if kernel.late:
             self.parts = self.count_parts(total, flat)
         self.declare()
@@ -150,7 +160,7 @@ class _Writer(Text):
         apart = apart and bool(kernel.inner) and store.strides[-1] != 0
         apart = apart and not self.row_stores()
         size = kernel.inner[-1] if kernel.inner else 1
-        blocks = -(-size // LANES) if apart else 1
+        blocks = ceil_div(size, LANES) if apart else 1
         self.in_order = not apart
         self.declare()
         self.put(f"const i64 low = begin * {LANES};")
@@ -168,7 +178,7 @@ class _Writer(Text):
         kernel = self.kernel
         self.streamed = frozenset()
         count, width = kernel.outer[tiles.loop], kernel.inner[0]
-        tall, wide = -(-count // TILE), -(-width // TILE)
+        tall, wide = ceil_div(count, TILE), ceil_div(width, TILE)
         self.declare()
         self.open("for (i64 unit = begin; unit < end; ++unit) {")
         self.put(f"const i64 ti = unit % {wide}L * {TILE}, ua = unit / {wide}L;")
@@ -207,7 +217,8 @@ class _Writer(Text):
 
     def count_parts(self, total: int, flat: bool) -> int:
         each = BLOCK * 4 if flat else ROWS_PER_PART
-        return max(1, min(MOST_PARTS, total // each))
+        least = PARTS_IF_UNKNOWN if is_symbolic(total) else 1
+        return max(least, min(MOST_PARTS, hint_of(total) // each))
 
     def outer_indices(self, row: str) -> None:
         sizes = self.kernel.outer
@@ -238,7 +249,18 @@ class _Writer(Text):
         for this in self.passes:
             for value in this.keeps:
                 kind = C_TYPES[self.kernel.code[value].dtype]
+                if is_symbolic(width):  # compilers do not align arrays whose size they do not know
+                    self.put(f"{kind} h{value}[{width} + 64];")
+                    self.put(
+                        f"{kind} *const s{value} = ({kind} *)(((u64)h{value} + 63) / 64 * 64);"
+                    )
+                    continue
                 self.put(f"{kind} s{value}[{width}] __attribute__((aligned(64)));")
+
+    def stack_nbytes(self) -> int:
+        width = product(self.kernel.inner) * (LANES if self.kernel.kind == "lanes" else 1)
+        kept = [self.kernel.code[value].dtype for this in self.passes for value in this.keeps]
+        return width * sum(NBYTES[dtype] for dtype in kept) if kept else 0
 
     def row_values(self, done: int, upto: int) -> int:
         """Instructions of the row that are possible before pass `upto`, and not yet written."""
@@ -260,7 +282,7 @@ class _Writer(Text):
             self.open(f"for (i64 i{k} = 0; i{k} < {size}L; ++i{k}) {{")
         sums = [*this.reduces, *(n for n in this.late if not self.is_column(n))]
         count = inner[-1] if inner else 1
-        blocked = bool(sums) and count > BLOCK
+        blocked = bool(sums) and is_long(count)
         if blocked:
             self.open(f"for (i64 b = {low}; b < {high}; b += {BLOCK}) {{")
             self.put(f"const i64 e = b + {BLOCK} < {high} ? b + {BLOCK} : {high};")
@@ -384,6 +406,7 @@ class _Writer(Text):
         a row is a loop of a fixed length under a condition, which compilers turn into masks."""
         count = self.kernel.inner[-1]
         fixed = (low, high) == ("0", f"{count}L") and clauses is not None
+        fixed = fixed and not is_symbolic(count)
         if not fixed or count > LONGEST_WITH_TAIL or count % VECTOR < 2 or not self.is_maskable():
             return count, 0
         return count - count % VECTOR, count % VECTOR
@@ -433,7 +456,7 @@ class _Writer(Text):
     def lanes(self, begin: str, end: str) -> None:
         """Reductions over loops that are not contiguous, a block of columns at a time."""
         kernel = self.kernel
-        blocks = -(-kernel.lane // LANES)
+        blocks = ceil_div(kernel.lane, LANES)
         self.open(f"for (i64 unit = {begin}; unit < {end}; ++unit) {{")
         self.put(f"const i64 row = unit / {blocks}L, l0 = unit % {blocks}L * {LANES};")
         self.put(f"const i64 ln = l0 + {LANES} < {kernel.lane}L ? {LANES} : {kernel.lane}L - l0;")

@@ -10,6 +10,7 @@ from undertow.loops.dtypes import NBYTES, is_float
 from undertow.loops.ir import Buffer, Instr, product
 from undertow.loops.kernel import Kernel, KernelStore
 from undertow.loops.passes import Pass
+from undertow.loops.sizes import is_symbolic
 
 BLOCK = 4096  # elements summed in float32 before the sum goes to a wider one
 _IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -59,6 +60,8 @@ class Text:
         instr = self.kernel.code[number]
         if instr.op == "const":
             return literal(instr.data, instr.dtype)
+        if instr.op == "index" and not any(instr.strides or ()):  # a size, as a number
+            return f"(({C_TYPES[instr.dtype]}){instr.offset}L)"
         if self.kernel.kind == "lanes" and self.kernel.levels[number] == "row":
             return f"v{number}[l]"
         return f"v{number}"
@@ -161,7 +164,7 @@ class Text:
     def wide(self, number: int) -> str:
         """The type of a sum that has run over many elements."""
         instr = self.kernel.code[number]
-        large = product(self.kernel.inner) > BLOCK or number in self.kernel.late
+        large = is_long(product(self.kernel.inner)) or number in self.kernel.late
         if instr.dtype == "f32" and self.kind_of(number) == "sum" and large:
             return "f64"
         return "i32" if instr.dtype == "bool" else C_TYPES[instr.dtype]
@@ -330,6 +333,11 @@ class Text:
     def close(self) -> None:
         self.depth -= 1
         self.put("}")
+
+
+def is_long(count: int) -> bool:
+    """Whether a sum of so many elements is worth a wider type; if in doubt, it is."""
+    return is_symbolic(count) or count > BLOCK
 
 
 def worst_of(kind: str, dtype: str) -> str:

@@ -21,6 +21,7 @@ from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_peak import note_peak, plan_within
 from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead
 from undertow.codegen.kernels_program import arrange, kernel_program
+from undertow.codegen.kernels_report import KernelReport, report_of
 from undertow.codegen.kernels_runtime import Workspaces, fit
 from undertow.codegen.kernels_unit import segments, unit_text
 from undertow.errors import UndertowError
@@ -52,6 +53,7 @@ class CompiledGraph:
     arena_nbytes: int = 0
     distinct: int = 0
     memory: dict[str, int] = field(default_factory=dict)  # bytes: peak, eager, arena, least arena
+    report: KernelReport | None = None
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))
@@ -106,7 +108,7 @@ def compile_graph(
     cpp = unit_text(plan)
     module = write_module(plan)
     lap("write")
-    run = load(plan, module, cpp)
+    run = link(module, open_segments(plan, cpp))
     lap("build")
     kernels = sum(1 for step in plan.steps if isinstance(step, Launch))
     workspaces = Workspaces(plan.arena, module.slots, module.pointers, module.views)
@@ -127,11 +129,26 @@ def compile_graph(
             "arena": plan.arena,
             "least arena": plan.least_arena,
         },
+        report_of(plan, fused.refusals, lowered),
     )
 
 
-def load(plan: Schedule, module: Module, cpp: str) -> Callable[..., list[Any]]:
-    """Build the C++ and make the Python function that calls it."""
+def open_segments(plan: Schedule, cpp: str) -> dict[str, Any]:
+    """Build the C++; its functions by name."""
+    runs = [segment for segment in segments(plan) if isinstance(segment, list)]
+    library = build(cpp) if runs else None
+    if library is not None and plan.gemms:
+        bind(library)
+    found = {}
+    for k in range(len(runs)):
+        function = getattr(library, f"seg{k}")
+        function.restype = ctypes.c_long
+        found[f"seg{k}"] = function
+    return found
+
+
+def link(module: Module, functions: dict[str, Any]) -> Callable[..., list[Any]]:
+    """Make the Python function that calls the C++."""
     names: dict[str, Any] = {
         "torch": torch,
         "empty": empty_strided_cpu,
@@ -140,16 +157,8 @@ def load(plan: Schedule, module: Module, cpp: str) -> Callable[..., list[Any]]:
         "refuse": _refuse,
         "bad_index": _bad_index,
         **module.names,
+        **functions,
     }
-    runs = [segment for segment in segments(plan) if isinstance(segment, list)]
-    if runs:
-        library = build(cpp)
-        if plan.gemms:
-            bind(library)
-        for k in range(len(runs)):
-            function = getattr(library, f"seg{k}")
-            function.restype = ctypes.c_long
-            names[f"seg{k}"] = function
     exec(compile(module.text, "<undertow>", "exec"), names)
     return names["run"]  # type: ignore[no-any-return]
 

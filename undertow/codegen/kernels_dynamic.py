@@ -1,15 +1,16 @@
 """Any graph, run as well as it can be: `compile_any`.
 
-Loops want numbers for their bounds. A graph whose sizes are symbols is kept as it is, and when it
-is called its sizes are known: a copy with those numbers is compiled, once for each set of sizes.
-Where there is no C++ compiler graphs run as the ATen calls that they are, and the log says so once.
+A graph whose sizes are symbols is compiled once, with sizes as arguments of its kernels
+(`kernels_symbolic`). Where that has no form it is kept as it is, and when it is called its sizes
+are known: a copy with those numbers is compiled, once for each set of sizes. Where there is no C++
+compiler graphs run as the ATen calls that they are. Each way down is counted, and logged once.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +20,21 @@ from torch import fx
 from undertow.capture.torch_api import UNTRACEABLE, FakeTensorMode, propagate_fakes
 from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels import CompiledGraph, compile_graph
-from undertow.loops.tensors import DynamicShapesError
+from undertow.codegen.kernels_symbolic import SymbolicGraph
+from undertow.loops.sizes import DynamicShapesError
 
 _log = logging.getLogger(__name__)
+ways: Counter[str] = Counter()
+"""How many graphs of this process are "static", "symbolic", "specialised" or "aten"."""
 MOST_KEPT = 16  # sets of sizes for which a graph is kept compiled
 
 
 class SpecializedGraph:
     """A graph with symbolic sizes that runs on kernels for the sizes of each call."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, fusion: str = "priced") -> None:
         self.gm = gm
+        self.fusion = fusion
         self.compiled: OrderedDict[Any, CompiledGraph] = OrderedDict()
         self.compilations = 0
         self.uncompilable = False  # it has sizes that only its own results tell
@@ -53,7 +58,7 @@ class SpecializedGraph:
                 self.uncompilable = True
                 _log.warning("a graph runs as ATen calls, since it looks at values: %s", error)
                 return AtenGraph(self.gm).boxed(args)
-            found = self.compiled[key] = compile_graph(sized)
+            found = self.compiled[key] = compile_graph(sized, fusion=self.fusion)
             if len(self.compiled) > MOST_KEPT:
                 self.compiled.popitem(last=False)
         else:
@@ -96,22 +101,72 @@ class AtenGraph:
         return list(self.gm.forward(*given))
 
 
-Runnable = CompiledGraph | SpecializedGraph | AtenGraph
+class AnySizes:
+    """A symbolic graph, with kernels of their own for sizes that it does not take."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.symbolic = SymbolicGraph(gm)
+        self.rest = SpecializedGraph(gm)
+
+    @property
+    def compilations(self) -> int:
+        return self.symbolic.compilations + self.rest.compilations
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.symbolic, name)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return self.boxed(list(args))
+
+    def boxed(self, args: list[Any]) -> list[Any]:
+        try:
+            return self.symbolic.boxed(args)
+        except DynamicShapesError as error:  # raised before the arguments are touched
+            _say_once(f"some sizes have kernels of their own: {error}")
+            return self.rest.boxed(args)
 
 
-def compile_any(gm: fx.GraphModule, example_inputs: Any = ()) -> Runnable:
+Runnable = CompiledGraph | AnySizes | SpecializedGraph | AtenGraph
+
+
+def compile_any(
+    gm: fx.GraphModule, example_inputs: Any = (), fusion: str = "priced"
+) -> Runnable:
     """Compile a graph, with symbolic sizes or without, with a C++ compiler or without."""
     try:
         find_compiler()
     except NoCompilerError as error:
-        _say_once(str(error))
+        _say_once(f"graphs run as ATen calls, without kernels of our own: {error}")
+        ways["aten"] += 1
         return AtenGraph(gm)
+    if not has_symbols(gm):
+        ways["static"] += 1
+        return compile_graph(gm, example_inputs, fusion=fusion)
     try:
-        return compile_graph(gm, example_inputs)
-    except DynamicShapesError:
-        return SpecializedGraph(gm)
+        found: Runnable = AnySizes(gm)
+        ways["symbolic"] += 1
+    except DynamicShapesError as error:
+        _say_once(f"a graph is compiled for each set of its sizes: {error}")
+        found = SpecializedGraph(gm, fusion)
+        ways["specialised"] += 1
+    return found
+
+
+def has_symbols(gm: fx.GraphModule) -> bool:
+    """Whether some size in a graph is not a number."""
+    return any(_is_symbolic(node.meta.get("val")) for node in gm.graph.nodes)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_is_symbolic(part) for part in value)
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return False
+        return not all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
-    _log.warning("graphs run as ATen calls, without kernels of our own: %s", reason)
+def _say_once(what: str) -> None:
+    _log.warning("%s", what)

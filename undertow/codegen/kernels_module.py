@@ -13,6 +13,7 @@ from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, View, span_of
+from undertow.loops.sizes import SIZES
 from undertow.loops.tensors import is_opaque, is_view, views_in
 
 _PLAIN = (int, float, bool, str, type(None))
@@ -57,6 +58,9 @@ class _Writer:
         for number, at in sorted(schedule.last_use.items()):
             self.deaths.setdefault(at, []).append(number)
         self.inputs()
+        if SIZES in self.slots:
+            self.names["sizes"] = schedule.sizes
+            self.put(f"P[{self.slots[SIZES]}] = sizes")
         run = 0
         for segment in segments(schedule):
             if isinstance(segment, list):

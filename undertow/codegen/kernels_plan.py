@@ -57,10 +57,17 @@ class Schedule:
     peak: int = 0  # bytes of the arena and of all tensors that the call makes, at most at once
     eager: int = 0  # the same if every operator ran alone, freeing what it can
     least_arena: int = 0  # the most bytes that live in the arena at once
+    sizes: int = 0  # the address of the values of symbolic sizes, if there are any
+    is_symbolic: bool = False  # whether it is compiled for all sizes
+    runs: list[list[int] | int] | None = None  # its segments, where sizes must not change them
 
 
 def schedule(
-    lowered: Lowered, fused: Fused, only: range | None = None, tight: bool = False
+    lowered: Lowered,
+    fused: Fused,
+    only: range | None = None,
+    tight: bool = False,
+    is_placed: bool = True,
 ) -> Schedule:
     """Generate every kernel, batch equal ones, and place the buffers. `only` leaves out all steps
     but some; if `tight`, kernels that make much are not run together with others."""
@@ -85,7 +92,8 @@ def schedule(
             launch = Launch(name)
             launch.add(kernel, source)
             result.steps.append(launch)
-    place(result)
+    if is_placed:
+        place(result)
     return result
 
 
@@ -155,6 +163,8 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
     last = steps[-1] if steps else None
     if not isinstance(last, Launch) or last.name != name or source.combine:
         return False
+    if source.is_symbolic:
+        return False
     if len(source.buffers) > MOST_POINTERS:
         return False
     if any(n in last.reads or n in last.writes for n in kernel.writes):
@@ -200,14 +210,15 @@ def _lifetimes(result: Schedule) -> None:
             result.last_use[number] = at
         for number in step.writes:
             result.first_write.setdefault(number, at)
-        gemm = gemm_of(step, result.lowered.buffers) if isinstance(step, Extern) else None
-        if gemm is not None:
-            result.gemms[at] = gemm
+        if isinstance(step, Extern) and not result.is_symbolic:  # C++ has sizes as numbers there
+            gemm = gemm_of(step, result.lowered.buffers)
+            if gemm is not None:
+                result.gemms[at] = gemm
     for number, at in held_until_waited(result.steps):
         result.last_use[number] = max(result.last_use[number], at)
     result.combos = [
         combo
-        for combo in find_combos(result.steps)
+        for combo in (() if result.is_symbolic else find_combos(result.steps))
         if not (result.tight and any(_makes_much(result.steps[at], result.lowered) for at in combo))
     ]
 

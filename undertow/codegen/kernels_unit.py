@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from undertow.codegen.cpp_kernel import worth
+from undertow.codegen.cpp_kernel import WORTH, worth
 from undertow.codegen.kernels_gemm import gemm_text
 from undertow.codegen.kernels_plan import Launch, Schedule
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Extern
+from undertow.loops.sizes import SIZES, declared, is_symbolic
 
 RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it
 
 
 def segments(schedule: Schedule) -> list[list[int] | int]:
     """Runs of launches and products (as lists of steps) and ATen calls (as steps), in order."""
+    if schedule.runs is not None:
+        return schedule.runs
     found: list[list[int] | int] = []
     held = _held(schedule)
     for combo in schedule.combos:  # not to be torn apart
@@ -60,6 +63,8 @@ def pointer_slots(schedule: Schedule) -> dict[int, int]:
                     slots.setdefault(number, len(slots))
             if at in schedule.scratch:
                 slots.setdefault(count + at, len(slots))
+            if any(source.is_symbolic for source in step.sources):
+                slots.setdefault(SIZES, len(slots))
         elif at in schedule.gemms:
             for number in schedule.gemms[at].buffers:
                 slots.setdefault(number, len(slots))
@@ -103,7 +108,7 @@ def _segment(schedule: Schedule, k: int, steps: list[int], slots: dict[int, int]
     launches = [_launch(schedule, at) for at in steps if at not in schedule.gemms]
     checks = any("bound(" in schedule.texts[launch.name] for launch in launches)
     lines.append(f"  return {'take_bad_index()' if checks else '0'};")
-    return "\n".join(lines) + "\n}\n"
+    return declared("\n".join(lines) + "\n}\n", slots.get(SIZES, 0))[0]
 
 
 def _launch(schedule: Schedule, at: int) -> Launch:
@@ -117,9 +122,13 @@ def _single(schedule: Schedule, at: int, step: Launch, slots: dict[int, int]) ->
     wanted = [slots[number] for number in source.buffers]
     if at in schedule.scratch:
         wanted.append(slots[len(schedule.lowered.buffers) + at])
+    if source.sized:
+        wanted.append(slots[SIZES])
     pointers = ", ".join(f"P[{slot}]" for slot in wanted)
+    work = source.work
+    threads = f"{work}L / {WORTH}L" if is_symbolic(work) else f"{worth(work)}L"
     text = f"  {{ char *q[] = {{{pointers}}}; "
-    text += f"run({step.name}, q, {source.total}L, {worth(source.work)}L);"
+    text += f"run({step.name}, q, {source.total}L, {threads});"
     if source.combine:
         text += f" {step.name}_end(q);"
     return [text + " }"]

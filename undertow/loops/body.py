@@ -8,6 +8,7 @@ from typing import Any
 from undertow.loops.dtypes import HALVES, is_float, register
 from undertow.loops.ir import Constant, Instr, Value, View
 from undertow.loops.recipes import Mapping, Recipe, find_mapping, is_wanted
+from undertow.loops.sizes import is_at_least, is_symbolic
 
 
 class CannotLower(Exception):  # noqa: N818 (it is a decision, not a fault)
@@ -53,6 +54,9 @@ class Body:
         return self.emit(Instr(name, dtype, args, data))
 
     def const(self, number: Any, dtype: str) -> int:
+        if is_symbolic(number):
+            still = (0,) * len(self.sizes)
+            return self.emit(Instr("index", dtype, (), None, still, number))  # type: ignore[arg-type]
         if dtype == "bool":
             number = bool(number)
         elif is_float(dtype):
@@ -190,7 +194,7 @@ class Body:
         strides = tuple(int(k == dim) for k in range(len(self.sizes)))
         place = self.emit(Instr("index", "i32", (), None, strides, 0))
         low = self.op("ge", "bool", place, self.const(begin, "i32")) if begin else None
-        if end >= self.sizes[dim]:
+        if is_at_least(end, self.sizes[dim]):
             return self.const(True, "bool") if low is None else low
         high = self.op("lt", "bool", place, self.const(end, "i32"))
         return high if low is None else self.op("and", "bool", low, high)
@@ -220,7 +224,7 @@ class Body:
         """An operand (a value or a number) in a register type."""
         if isinstance(operand, View | Constant):
             return self.cast(self.load(operand), dtype)
-        if isinstance(operand, int | float | bool):
+        if isinstance(operand, int | float | bool) or is_symbolic(operand):
             return self.const(operand, dtype)
         raise CannotLower(f"an operand of type {type(operand).__name__}")
 
@@ -231,6 +235,8 @@ class Body:
             return arg
         if instr.op == "const":
             return self.const(instr.data, dtype)
+        if instr.op == "index" and not any(instr.strides or ()):
+            return self.const(instr.offset, dtype)
         return self.op("convert", dtype, arg)
 
     def convert(self, arg: int, tag: str) -> int:

@@ -153,6 +153,8 @@ class Lowered:
     outputs: list[Any] = field(default_factory=list)  # Value, number or None
     constants: dict[int, Any] = field(default_factory=dict)  # tensors held by the graph
     fallbacks: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, dict[str, int]] = field(default_factory=dict)  # of fallbacks, counted
+    nodes: list[str] = field(default_factory=list)  # every call, by name
 
 
 def product(sizes: tuple[int, ...] | list[int]) -> int:
@@ -183,5 +185,5 @@ def contiguous(sizes: tuple[int, ...]) -> tuple[int, ...]:
     step = 1
     for size in reversed(sizes):
         strides.append(step)
-        step *= max(size, 1)
+        step *= size or 1
     return tuple(reversed(strides))

@@ -33,8 +33,9 @@ from undertow.loops.ir import (
 )
 from undertow.loops.pointwise import POINTWISE
 from undertow.loops.recipes import Recipe, make_recipe
+from undertow.loops.sizes import DynamicShapesError, InexactSizeError, Scalar, Size
+from undertow.loops.symbols import meta_tensor
 from undertow.loops.tensors import (
-    DynamicShapesError,
     all_lowerable,
     check_static,
     is_opaque,
@@ -107,6 +108,7 @@ class Lowering:
                 value = getattr(value, part)
             self.env[node] = self.attribute(node, value)
         elif node.op == "call_function":
+            self.result.nodes.append(node.name)
             self.env[node] = self.call(node)
         elif node.op == "output":
             self.result.outputs = [self.output(item) for item in node.args[0]]  # type: ignore[union-attr]
@@ -117,7 +119,7 @@ class Lowering:
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise DynamicShapesError(f"the input {node.name} is a size that is not fixed")
         if not isinstance(meta, torch.Tensor):
-            return meta if isinstance(meta, int | float | bool) else None
+            return meta if isinstance(meta, int | float | bool | Size | Scalar) else None
         check_static(meta)
         if not lowerable(meta):
             # known to extern calls alone: the buffer stands for the tensor, whatever it holds
@@ -141,30 +143,41 @@ class Lowering:
 
     def call(self, node: fx.Node) -> Any:
         target: Any = node.target
-        if isinstance(node.meta.get("val"), int | float | bool):
-            return node.meta["val"]  # arithmetic on sizes that are known
+        if isinstance(node.meta.get("val"), int | float | bool | Size | Scalar):
+            return node.meta["val"]  # arithmetic on sizes
         if getattr(target, "__name__", "") == "getitem":
             return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
         if not isinstance(target, OpOverload):
-            return self.extern(node)
+            return self.extern(node, "not an operator of ATen")
         name = target._schema.name.partition("::")[2]
         if str(target).startswith("_c10d_functional.wait_tensor"):
             return self.wait(node)
         if target._schema.is_mutable:
-            return self.copy_into(node) if target is aten.copy_.default else self.extern(node)
+            if target is aten.copy_.default:
+                return self.copy_into(node)
+            return self.extern(node, "it writes to its arguments")
         if is_view(target) or name in VIEWS_IN_ALL_BUT_NAME:
             found = self.view(node)
-            return found if found is not None else self.extern(node)
-        if all_lowerable(node):
+            if found is not None:
+                return found
+            return self.extern(node, "a view that strides do not express")
+        reason = "a tensor without elements, or of a type or place that loops do not take"
+        if target in OUT_VARIANTS:
+            reason = "a matrix product, for which ATen's is used"
+        elif str(target).startswith("_c10d_functional"):
+            reason = "a collective"
+        elif all_lowerable(node):
+            reason = "it has no loop form"
             mark = len(self.result.steps), len(self.result.buffers)
             try:
                 found = self.lower_call(node, name)
-            except CannotLower:
+            except (CannotLower, InexactSizeError) as error:
+                reason = str(error)
                 self.roll_back(*mark)
                 found = None
             if found is not None:
                 return found
-        return self.extern(node)
+        return self.extern(node, reason)
 
     def roll_back(self, steps: int, buffers: int) -> None:
         """Forget what a rule did before it found that it could not go on."""
@@ -232,14 +245,10 @@ class Lowering:
             return value
         found = self.made.get(value)
         if found is None:
-            meta = torch.empty_strided(
-                value.sizes,
-                value.strides if isinstance(value, View) else contiguous(value.sizes),
-                device="meta",
-                dtype=TORCH[value.dtype],
-            )
-            if span_of(tuple(meta.shape), tuple(meta.stride())) != product(value.sizes):
-                meta = torch.empty(value.sizes, device="meta", dtype=meta.dtype)
+            strides = value.strides if isinstance(value, View) else contiguous(value.sizes)
+            if span_of(value.sizes, strides) != product(value.sizes):
+                strides = contiguous(value.sizes)
+            meta = meta_tensor(value.sizes, strides, TORCH[value.dtype])
             found = self.fresh("copy", meta)
             body = Body(value.sizes, value.dtype)
             self.nest(body, found, body.load(value), "copy")
@@ -358,7 +367,7 @@ class Lowering:
             return Constant(tuple(meta.shape), base.dtype, base.number)
         if not isinstance(base, View) or base.dtype == "opaque":
             return None
-        moved = int(meta.storage_offset()) - int(before.storage_offset())
+        moved = meta.storage_offset() - before.storage_offset()
         return View(
             base.buffer,
             tuple(meta.shape),
@@ -396,10 +405,12 @@ class Lowering:
         self.nest(body, target, value, node.name)
         return target
 
-    def extern(self, node: fx.Node) -> Any:
+    def extern(self, node: fx.Node, reason: str = "what it copies overlaps") -> Any:
         target: Any = node.target
         name = str(target)
         self.result.fallbacks[name] = self.result.fallbacks.get(name, 0) + 1
+        reasons = self.result.reasons.setdefault(name, {})
+        reasons[reason] = reasons.get(reason, 0) + 1
         written = written_parameters(target)
         arguments = named_arguments(node)
         nodes = [arguments[key] for key in sorted(written) if key in arguments]
@@ -470,6 +481,8 @@ class Lowering:
 
     def extern_result(self, node: fx.Node, k: int, meta: Any, into: bool) -> Any:
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise DynamicShapesError(f"{node.name} gives a size that is not fixed")
+        if isinstance(meta, Size | Scalar):
             raise DynamicShapesError(f"{node.name} gives a size that is not fixed")
         if not isinstance(meta, torch.Tensor):
             return None

@@ -14,6 +14,7 @@ import torch
 
 from undertow.loops.body import Body, CannotLower
 from undertow.loops.dtypes import HALVES, TAGS, is_float, register
+from undertow.loops.sizes import is_symbolic
 
 Rule = Callable[..., int]
 POINTWISE: dict[str, Rule] = {}
@@ -31,9 +32,8 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def promoted(b: Body) -> str:
     """The storage type in which the operands of a comparison meet."""
-    operands: list[Any] = [m for m in b.metas if isinstance(m, torch.Tensor | int | float | bool)][
-        :2
-    ]
+    known: list[Any] = [0 if is_symbolic(m) else m for m in b.metas]
+    operands = [m for m in known if isinstance(m, torch.Tensor | int | float | bool)][:2]
     if len(operands) == 1:
         return TAGS[operands[0].dtype] if isinstance(operands[0], torch.Tensor) else "f32"
     return TAGS[torch.result_type(*operands)]

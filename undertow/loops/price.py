@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from undertow.loops.group import SMALL, Group
 from undertow.loops.ir import Buffer, Nest, product
 from undertow.loops.passes import weight
+from undertow.loops.sizes import hint_of
 from undertow.loops.space import Place
 
 NS_PER_BYTE = 0.1  # of memory that is read or written by one thread
@@ -43,12 +44,12 @@ def price_join(
 ) -> Price:
     """The price of running a nest in a kernel rather than alone after it."""
     shared = [n for n in nest.reads if n in group.made or n in group.read]
-    nbytes = sum(buffers[n].nbytes for n in shared)
-    together = min(threads, _iterations(group, nest, place))
+    nbytes = hint_of(sum(buffers[n].nbytes for n in shared))
+    together = min(threads, hint_of(_iterations(group, nest, place)))
     work = _work(nest)
     if group.kind == "flat" and nest.is_reduction:  # what is there already loses threads too
         work += sum(_work(member.nest) for member in group.members)
-    lost = work * NS_PER_ADDITION * (1 / together - 1 / threads)
+    lost = hint_of(work) * NS_PER_ADDITION * (1 / together - 1 / threads)
     return Price(nbytes, int(nbytes * NS_PER_BYTE + NS_PER_LAUNCH), int(lost), together, threads)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from undertow.loops.ir import Instr, product
+from undertow.loops.sizes import InexactSizeError, is_less, quotient
 
 MOST_WEIGHT = 10
 MOST_LOADS = 4
@@ -78,20 +79,24 @@ def find_mapping(
     factors = [[0] * len(sizes) for _ in recipe.sizes]
     if offset < 0:
         return None
-    for k in order:
-        offsets[k], offset = divmod(offset, recipe.strides[k])
+    try:
+        for k in order:
+            offsets[k], offset = divmod(offset, recipe.strides[k])
+    except InexactSizeError:
+        return None
     if offset:
         return None
     for j, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         if size == 1 or stride == 0:
             continue
         found = next((k for k in order if 0 < recipe.strides[k] <= stride), None)
-        if found is None or stride % recipe.strides[found]:
+        factor = None if found is None else quotient(stride, recipe.strides[found])
+        if found is None or factor is None:
             return None
-        factors[found][j] = stride // recipe.strides[found]
+        factors[found][j] = factor
     for k, size in enumerate(recipe.sizes):
         reach = sum(f * (n - 1) for f, n in zip(factors[k], sizes, strict=True))
-        if offsets[k] + reach >= size:
+        if not is_less(offsets[k] + reach, size):
             return None
     return Mapping(tuple(offsets), tuple(tuple(row) for row in factors), len(sizes))
 

@@ -11,6 +11,7 @@ from undertow.loops.body import CannotLower
 from undertow.loops.dtypes import TAGS, TORCH, is_float, register
 from undertow.loops.ir import Constant, Instr, Value, View, contiguous, product
 from undertow.loops.lower import Lowering, handles
+from undertow.loops.symbols import meta_tensor
 
 
 def reduced_dims(sizes: tuple[int, ...], dims: Any) -> tuple[bool, ...]:
@@ -145,7 +146,7 @@ def _var(
     kept_sizes = tuple(1 if gone else s for s, gone in zip(sizes, reduced, strict=True))
     mean = lowering.fresh(
         node.name + "_mean",
-        torch.empty(kept_sizes, dtype=TORCH[tag], device="meta"),
+        meta_tensor(kept_sizes, contiguous(kept_sizes), TORCH[tag]),
     )
     body = lowering.body(sizes, tag)
     total = body.op("reduce", tag, body.take(x, tag), data="sum")

@@ -127,7 +127,7 @@ def _index_put(
     shape = [1] * depth
     for view in views:
         for k, size in enumerate(view.sizes, depth - len(view.sizes)):
-            shape[k] = max(shape[k], size)
+            shape[k] = shape[k] if size == 1 else size
     first = used[0]
     sizes = (*meta.shape[:first], *shape, *meta.shape[first + len(used) : rank])
     out = _start(lowering, node, x)

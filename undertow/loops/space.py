@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from undertow.loops.sizes import quotient
+
 Place = tuple[tuple[int, ...], ...]
 """For each loop of a nest, the loops of the space it runs over, outermost first."""
 
@@ -94,13 +96,13 @@ def match(
         if stride != step:
             return None
         if have > size:
-            if have % size:
+            if quotient(have, size) is None:
                 return None
             outer, leaf = space.split(leaf, size)
             ours.append((stride * size, outer))
             ours.sort(reverse=True)
-        elif size > have:
-            if size % have:
+        elif size != have:
+            if quotient(size, have) is None:
                 return None
             theirs.append((step * have, size // have, dim))
             theirs.sort(reverse=True)
@@ -116,12 +118,12 @@ def match_sizes(space: Space, leaves: list[int], sizes: list[int]) -> list[list[
         leaf, (dim, size) = ours.pop(), theirs.pop()
         have = space.sizes[leaf]
         if have > size:
-            if have % size:
+            if quotient(have, size) is None:
                 return None
             outer, leaf = space.split(leaf, size)
             ours.append(outer)
-        elif size > have:
-            if size % have:
+        elif size != have:
+            if quotient(size, have) is None:
                 return None
             theirs.append((dim, size // have))
         found[dim].insert(0, leaf)

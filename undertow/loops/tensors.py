@@ -11,13 +11,9 @@ from torch import fx
 
 from undertow.capture.schema import written_nodes
 from undertow.capture.torch_api import OpOverload, is_composite
-from undertow.errors import UndertowError
 from undertow.loops.dtypes import TAGS
 from undertow.loops.ir import Constant, Instr, View
-
-
-class DynamicShapesError(UndertowError):
-    """The graph has sizes that are not numbers."""
+from undertow.loops.sizes import DynamicShapesError, Size
 
 
 def written_roots(graph: fx.Graph) -> set[fx.Node]:
@@ -115,7 +111,7 @@ def check_static(meta: torch.Tensor) -> None:
     if meta.layout is not torch.strided:
         return
     for size in (*meta.shape, *meta.stride()):
-        if not isinstance(size, int):
+        if not isinstance(size, int | Size):
             raise DynamicShapesError("a tensor has a size that is not fixed")
 
 

@@ -1,0 +1,140 @@
+"""Graphs with symbolic sizes: one compilation for all of them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from tests.codegen.test_kernels_dynamic import symbolic
+from tests.loops.compiling import same
+from undertow.backend import undertow
+from undertow.codegen import kernels_symbolic
+from undertow.codegen.kernels_dynamic import AnySizes, ways
+
+
+def check(function, shapes, sizes):  # type: ignore[no-untyped-def]
+    """Trace at the first sizes, run at all of them, and count compilations."""
+    made = [[torch.randn(shape(*size)) for shape in shapes] for size in sizes]
+    compiled = symbolic(function, *made[0])
+    assert isinstance(compiled, AnySizes)
+    for args in made:
+        same(compiled(*args), function(*args))
+    assert compiled.compilations == 1
+    return compiled
+
+
+def test_norms_softmax_and_sums_over_symbolic_rows() -> None:
+    def function(x, w, b):  # type: ignore[no-untyped-def]
+        y = nn.functional.layer_norm(x, (6,), w, b)
+        return [
+            (x.reshape(-1, 2) * x.shape[0]).softmax(0),
+            x.sum(0),
+            y.softmax(-1),
+            x.mean(),
+            x.amax(0),
+            x.argmax(1),
+            x.var(0),
+        ]
+
+    shapes = (lambda n: (n, 6), lambda n: (6,), lambda n: (6,))
+    compiled = check(function, shapes, [(4,), (5,), (2,), (1000,), (4,), (33,)])
+    assert len(compiled.bindings) == 5
+    assert not compiled.fallbacks
+
+
+def test_windows_of_symbolic_length() -> None:
+    def function(x, y):  # type: ignore[no-untyped-def]
+        return [
+            torch.cat([x, y * 2], 1),
+            x[:, 1:].exp(),
+            x[:, :-1] - x[:, 1:],
+            x.t().contiguous(),
+            nn.functional.pad(x, (1, 2)),
+            x.flip(1),
+            torch.arange(x.shape[1]) + x.shape[0],
+            x.tril(),
+        ]
+
+    shapes = (lambda n, m: (n, m), lambda n, m: (n, 2 * m))
+    check(function, shapes, [(4, 7), (3, 2), (2, 40), (70, 3)])
+
+
+def test_sizes_halve_and_divide() -> None:
+    def function(x):  # type: ignore[no-untyped-def]
+        n = x.shape[0]
+        return [x[: n // 2] + 1, x.view(-1, 2, 3).sum(1), x / n, x.chunk(2)[0].square()]
+
+    check(function, (lambda n: (2 * n, 3),), [(4,), (5,), (3,), (50,)])
+
+
+def test_lanes_of_symbolic_width() -> None:
+    check(lambda x: [x.amax(0), x.softmax(0)], (lambda n, m: (n, m),), [(40, 30), (3, 200), (9, 2)])
+
+
+def test_long_rows_have_kernels_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernels_symbolic, "MOST_STACK", 4096)
+
+    def function(x):  # type: ignore[no-untyped-def]
+        return [x.softmax(-1)]
+
+    compiled = symbolic(function, torch.randn(4, 32))
+    with caplog.at_level(logging.WARNING):
+        for size in (8, 5000, 9, 5000):
+            x = torch.randn(3, size)
+            same(compiled(x), function(x))
+    assert compiled.compilations == 2
+    assert [r.getMessage() for r in caplog.records if "of their own" in r.getMessage()]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, 16), nn.Embedding(64, 16)
+        self.norm, self.project = nn.LayerNorm(16), nn.Linear(16, 48)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        batch, length = tokens.shape
+        x = self.words(tokens) + self.places(torch.arange(length))
+        q, k, v = (
+            part.view(batch, length, 2, 8).transpose(1, 2)
+            for part in self.project(self.norm(x)).split(16, -1)
+        )
+        scores = q @ k.transpose(-1, -2) / 8**0.5
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        mixed = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
+        x = x + mixed.transpose(1, 2).reshape(batch, length, 16)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.timeout(300)
+def test_a_model_of_dynamic_batch_and_sequence_is_compiled_once() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Attention()
+    compiled = torch.compile(model, backend=undertow, options={"codegen": "native"})
+
+    def step(called, tokens):  # type: ignore[no-untyped-def]
+        model.zero_grad()
+        loss = called(tokens)
+        loss.backward()
+        return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    before = dict(ways)
+    for batch, length in ((3, 7), (4, 9), (2, 2), (5, 64), (3, 7), (2, 33)):
+        tokens = torch.randint(0, 20, (batch, length))
+        torch._dynamo.mark_dynamic(tokens, 0)
+        torch._dynamo.mark_dynamic(tokens, 1)
+        same(step(compiled, tokens), step(model, tokens), atol=1e-5, rtol=1e-4)
+    after = {way: count - before.get(way, 0) for way, count in ways.items()}
+    assert after.get("symbolic") == 2, "one forward and one backward"
+    assert not after.get("specialised")
+    assert not after.get("aten")
+    for batch, length in ((1, 5), (1, 1)):  # sizes of 1 are compiled by themselves
+        tokens = torch.randint(0, 20, (batch, length))
+        same(step(compiled, tokens), step(model, tokens), atol=1e-5, rtol=1e-4)

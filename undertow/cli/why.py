@@ -1,0 +1,73 @@
+"""`undertow why`: why two nodes of a graph did not become one kernel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from undertow.cli.app import subcommand
+from undertow.cli.kernels import reports
+from undertow.cli.output import show_json
+from undertow.cli.pricing import JsonOption
+from undertow.errors import UndertowError, unknown_name
+
+app = subcommand()
+
+
+@app.command("why")
+def command(
+    first: Annotated[str, typer.Argument(metavar="A", help="A node of the graph, by its name.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--in",
+            metavar="SOURCE",
+            envvar="UNDERTOW_SHOW",
+            help="A folder or file that UNDERTOW_SHOW left, or a model as for `undertow plan`.",
+        ),
+    ] = "llama3-debug",
+    cluster: Annotated[
+        str, typer.Option(metavar="CLUSTER", help="For a model: the cluster.")
+    ] = "8xh100x8",
+    parallel: Annotated[
+        str, typer.Option(metavar="HOW", help="For a model: ddp, fsdp, tp, ...")
+    ] = "fsdp",
+    batch: Annotated[int, typer.Option(metavar="N", help="Samples per rank.")] = 1,
+    seq: Annotated[int | None, typer.Option(metavar="N", help="Length of sequences.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say why two nodes are not in one kernel: every refusal of fusion has a reason.
+
+    Names are those of `undertow show SOURCE --kernels` and of the comments in generated modules.
+    """
+    found = reports(source, cluster, parallel, batch, seq)
+    both = {
+        label: report
+        for label, report in found.items()
+        if first in report.nodes and second in report.nodes
+    }
+    if not both:
+        raise UndertowError(_missing(first, second, found))
+    answers = {label: report.why(first, second) for label, report in both.items()}
+    if json:
+        show_json([{"graph": label, "answer": answer} for label, answer in answers.items()])
+        return
+    for label, answer in answers.items():
+        typer.echo(f"{label}: {answer}" if len(answers) > 1 else answer)
+
+
+def _missing(first: str, second: str, found: dict[str, object]) -> str:
+    """What is wrong with the names: unknown, or never in one graph."""
+    known: dict[str, list[str]] = {}
+    for label, report in found.items():
+        for node in report.nodes:  # type: ignore[attr-defined]
+            known.setdefault(node, []).append(label)
+    for name in (first, second):
+        if name not in known:
+            return unknown_name("node", name, known)
+    return (
+        f"{first} is in {', '.join(known[first])} and {second} in {', '.join(known[second])}: "
+        "nodes of different graphs are never in one kernel"
+    )

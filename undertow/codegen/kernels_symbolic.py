@@ -1,0 +1,131 @@
+"""A graph with symbolic sizes, compiled once for all of them: `SymbolicGraph`.
+
+Lowering, fusion and C++ see symbols; kernels read their values from a table. What is left for each
+new set of sizes is a *binding*: numbers are put into the plan, its memory is placed, and the Python
+function is written, which takes milliseconds and no compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from undertow.codegen.kernels import CompiledGraph, drop_dead, link, open_segments
+from undertow.codegen.kernels_module import write_module
+from undertow.codegen.kernels_plan import Launch, Schedule, place, schedule
+from undertow.codegen.kernels_report import report_of
+from undertow.codegen.kernels_runtime import Workspaces
+from undertow.codegen.kernels_unit import segments, unit_text
+from undertow.loops.fuse import Policy, fuse
+from undertow.loops.ir import Extern, Lowered
+from undertow.loops.lower import lower_graph
+from undertow.loops.sizes import DynamicShapesError, at
+from undertow.loops.symbols import with_symbols
+
+_log = logging.getLogger(__name__)
+MOST_BOUND = 64  # sets of sizes for which the Python function is kept
+MOST_STACK = 1 << 20  # bytes of rows that a kernel may keep on a thread's stack
+
+
+class SymbolicGraph:
+    """A graph that runs on kernels whose sizes are arguments. Call it with the graph's inputs.
+
+    Raises DynamicShapesError if the graph has no such form, or, when it is called, if these sizes
+    need kernels of their own.
+    """
+
+    compilations = 1
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        sized, self.symbols = with_symbols(gm)
+        lowered = lower_graph(sized)
+        drop_dead(lowered)
+        fused = fuse(lowered, Policy(torch.get_num_threads()))
+        self.plan = schedule(lowered, fused, is_placed=False)
+        hinted = bound(self.plan, self.symbols.table.hints())
+        self.plan.scratch, self.plan.runs = hinted.scratch, segments(hinted)
+        self.cpp = unit_text(self.plan)
+        self.functions = open_segments(self.plan, self.cpp)
+        self.python = write_module(hinted).text
+        self.fallbacks = lowered.fallbacks
+        self.refusals = fused.refusals
+        self.plan.last_use, self.plan.fresh = hinted.last_use, hinted.fresh
+        self.report = report_of(self.plan, fused.refusals, lowered)
+        self.kernels = sum(1 for step in self.plan.steps if isinstance(step, Launch))
+        self.bindings: OrderedDict[tuple[int, ...], CompiledGraph] = OrderedDict()
+
+    def __call__(self, *args: Any) -> list[Any]:
+        return self.boxed(list(args))
+
+    def boxed(self, args: list[Any]) -> list[Any]:
+        """Run on a list of inputs, which is emptied so that they can be freed on the way."""
+        key = self.symbols.read(args)
+        found = self.bindings.get(key)
+        if found is None:
+            found = self.bindings[key] = self.bind(key)
+            if len(self.bindings) > MOST_BOUND:
+                self.bindings.popitem(last=False)
+        else:
+            self.bindings.move_to_end(key)
+        return found.boxed(args)
+
+    def bind(self, key: tuple[int, ...]) -> CompiledGraph:
+        """The function for one set of sizes."""
+        values = self.symbols.table.values(self.symbols.named(key))
+        _log.debug("binding a graph to %s", self.symbols.named(key))
+        for step in self.plan.steps:
+            if isinstance(step, Launch) and at(step.sources[0].stack, values) > MOST_STACK:
+                raise DynamicShapesError("rows that are too long for a stack")
+        table = (ctypes.c_int64 * max(len(values), 1))(
+            *(value if isinstance(value, int) else 0 for value in values)
+        )
+        concrete = bound(self.plan, values)
+        concrete.sizes = ctypes.addressof(table)
+        module = write_module(concrete)
+        run = link(module, {**self.functions, "table": table})
+        workspaces = Workspaces(concrete.arena, module.slots, module.pointers, module.views)
+        return CompiledGraph(
+            run,
+            workspaces,
+            self.cpp,
+            module.text,
+            self.fallbacks,
+            self.refusals,
+            self.kernels,
+            arena_nbytes=concrete.arena,
+        )
+
+
+def bound(plan: Schedule, values: list[Any]) -> Schedule:
+    """A plan with numbers for its sizes, and its memory placed."""
+    old = plan.lowered
+    lowered = Lowered(
+        [replace(b, sizes=at(b.sizes, values), strides=at(b.strides, values)) for b in old.buffers],
+        [],
+        at(old.inputs, values),
+        at(old.outputs, values),
+        old.constants,
+        old.fallbacks,
+    )
+    found = Schedule(lowered, [_step(step, values) for step in plan.steps], plan.texts)
+    found.is_symbolic, found.runs = True, plan.runs
+    place(found)
+    return found
+
+
+def _step(step: Launch | Extern, values: list[Any]) -> Launch | Extern:
+    if isinstance(step, Extern):
+        return replace(step, args=at(step.args, values), kwargs=at(step.kwargs, values))
+    sources = [
+        replace(
+            s, total=at(s.total, values), work=at(s.work, values), scratch=at(s.scratch, values)
+        )
+        for s in step.sources
+    ]
+    return replace(step, sources=sources)
