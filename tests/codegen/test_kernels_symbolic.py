@@ -41,7 +41,7 @@ def test_norms_softmax_and_sums_over_symbolic_rows() -> None:
 
     shapes = (lambda n: (n, 6), lambda n: (6,), lambda n: (6,))
     compiled = check(function, shapes, [(4,), (5,), (2,), (1000,), (4,), (33,)])
-    assert len(compiled.bindings) == 5
+    assert len(compiled.symbolic.bindings) == 5
     assert not compiled.fallbacks
 
 

@@ -19,6 +19,7 @@ from undertow.codegen.kernels_dynamic import AtenGraph, Runnable, SpecializedGra
 from undertow.codegen.load import Run
 from undertow.errors import UndertowError
 from undertow.loops import decompose
+from undertow.loops.random import use_own_stream
 from undertow.runtime.notices import say_once
 
 
@@ -53,8 +54,12 @@ class Native(NamedTuple):
     compiled: Runnable
 
 
-def compile_native(gm: fx.GraphModule, label: str, fusion: str = "priced") -> Native | None:
+def compile_native(
+    gm: fx.GraphModule, label: str, fusion: str = "priced", random: str = "eager"
+) -> Native | None:
     """The graph on kernels of our own; None if it must run as ATen calls."""
+    if random == "own":
+        gm = use_own_stream(gm)
     try:
         compiled = compile_any(gm, fusion=fusion)
     except UndertowError as error:

@@ -19,6 +19,7 @@ from undertow.schedule.limits import Limits
 
 CODEGENS = ("aten", "inductor", "native")
 FUSIONS = ("priced", "benchmark")
+RANDOMS = ("eager", "own")
 MEASURE = "measure"
 SHOW = "UNDERTOW_SHOW"
 """The environment variable that names a folder for generated modules."""
@@ -42,6 +43,7 @@ class BackendOptions:
     show: Path | None = None  # a folder: generated modules; default: $UNDERTOW_SHOW
     codegen: str = "native"  # who runs the graph: one of CODEGENS
     fusion: str = "priced"  # how the loop compiler decides what to fuse: one of FUSIONS
+    random: str = "eager"  # whose random numbers: eager's, or our "own", drawn inside of kernels
     timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
     measure_steps: int = 3  # calls to time with cluster="measure"; twice as many in the new order
     timeout: float = 300.0  # seconds that ranks wait for each other's digests
@@ -137,6 +139,12 @@ def _fusion(name: str, value: Any) -> str:
     raise OptionError(unknown_name(name, str(value), FUSIONS))
 
 
+def _random(name: str, value: Any) -> str:
+    if value in RANDOMS:
+        return str(value)
+    raise OptionError(unknown_name(f"value of {name}", str(value), RANDOMS))
+
+
 def _function(name: str, value: Any) -> Any:
     if value is None or callable(value):
         return value
@@ -154,6 +162,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "show": _path,
     "codegen": _codegen,
     "fusion": _fusion,
+    "random": _random,
     "timeline": _count,
     "measure_steps": _count,
     "timeout": _seconds,

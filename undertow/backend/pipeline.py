@@ -117,7 +117,7 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
     label, predicted = scheduled.part.label, scheduled.predicted
     native = None
     if options.codegen == "native":
-        native = compile_native(scheduled.module, label, options.fusion)
+        native = compile_native(scheduled.module, label, options.fusion, options.random)
     heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
     if native is not None:
         leave_module(options.show, f"{label}.kernels", native.cpp, "cpp")

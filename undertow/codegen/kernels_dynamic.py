@@ -107,13 +107,13 @@ class AnySizes:
     def __init__(self, gm: fx.GraphModule) -> None:
         self.symbolic = SymbolicGraph(gm)
         self.rest = SpecializedGraph(gm)
+        self.cpp, self.python = self.symbolic.cpp, self.symbolic.python
+        self.fallbacks, self.refusals = self.symbolic.fallbacks, self.symbolic.refusals
+        self.report, self.kernels = self.symbolic.report, self.symbolic.kernels
 
     @property
     def compilations(self) -> int:
         return self.symbolic.compilations + self.rest.compilations
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.symbolic, name)
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))

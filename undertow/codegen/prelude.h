@@ -313,6 +313,27 @@ template <class T> INLINE T i_remainder(T a, T b) {
   return (T)(r + ((r != 0) & ((r < 0) != (b < 0)) ? b : (T)0));
 }
 
+// Philox 4x32-10 (Salmon et al., 2011): random bits as a function of a key and a counter.
+struct Bits { u32 a, b; };
+INLINE Bits philox(i64 key, i64 at, i64 stream) {
+  u32 k0 = (u32)key, k1 = (u32)((u64)key >> 32);
+  u32 c0 = (u32)at, c1 = (u32)((u64)at >> 32), c2 = (u32)stream, c3 = 0;
+  for (int r = 0; r < 10; ++r) {
+    u64 p = (u64)0xD2511F53u * c0, q = (u64)0xCD9E8D57u * c2;
+    c0 = (u32)(q >> 32) ^ c1 ^ k0; c1 = (u32)q;
+    c2 = (u32)(p >> 32) ^ c3 ^ k1; c3 = (u32)p;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  Bits bits = {c0, c1};
+  return bits;
+}
+INLINE f32 u_uniform(i64 key, i64 at, i64 stream) {
+  return (f32)(i32)(philox(key, at, stream).a >> 8) * 0x1p-24f;
+}
+INLINE f32 u_normal(i64 key, i64 at, i64 stream) {
+  Bits bits = philox(key, at, stream);
+  f32 u = (f32)(i32)((bits.a >> 8) + 1) * 0x1p-24f, v = (f32)(i32)(bits.b >> 8) * 0x1p-24f;
+  return u_sqrt(-2.0f * u_log(u)) * u_cos(6.28318530718f * v);
 #if defined(__AVX512F__)
 typedef f32 Vector __attribute__((vector_size(64), may_alias));
 typedef f32 Loosely __attribute__((vector_size(64), aligned(4), may_alias));

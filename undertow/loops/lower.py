@@ -74,7 +74,7 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 def lower_graph(gm: fx.GraphModule) -> Lowered:
     """Lower every call of a graph whose nodes carry `meta["val"]`."""
-    from undertow.loops import movement, reductions, scatter  # noqa: F401 (they fill HANDLERS)
+    from undertow.loops import movement, random, reductions, scatter  # noqa: F401 (for HANDLERS)
 
     lowering = Lowering(gm)
     for node in gm.graph.nodes:
