@@ -21,7 +21,7 @@ def check(function, shapes, sizes):  # type: ignore[no-untyped-def]
     compiled = symbolic(function, *made[0])
     assert isinstance(compiled, AnySizes)
     for args in made:
-        same(compiled(*args), function(*args))
+        same(compiled(*args), function(*args), rtol=1e-5, atol=1e-4)  # sums of a thousand
     assert compiled.compilations == 1
     return compiled
 

@@ -22,6 +22,8 @@ from undertow.loops import decompose
 from undertow.loops.random import use_own_stream
 from undertow.runtime.notices import say_once
 
+_RNG_STATES = ("run_and_save_rng_state", "run_with_rng_state")
+
 
 def settled(options: BackendOptions, inputs: Sequence[Any]) -> BackendOptions:
     """The options as they can be had here: without kernels of our own, ATen calls."""
@@ -58,6 +60,12 @@ def compile_native(
     gm: fx.GraphModule, label: str, fusion: str = "priced", random: str = "eager"
 ) -> Native | None:
     """The graph on kernels of our own; None if it must run as ATen calls."""
+    if any(str(node.target) in _RNG_STATES for node in gm.graph.nodes):
+        say_once(
+            "native fallback",
+            f"{label} runs with codegen='aten': its checkpoints keep states of random generators",
+        )
+        return None
     if random == "own":
         gm = use_own_stream(gm)
     try:

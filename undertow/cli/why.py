@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from undertow.cli.kernels import reports
 from undertow.cli.output import show_json
 from undertow.cli.pricing import JsonOption
 from undertow.errors import UndertowError, unknown_name
+
+if TYPE_CHECKING:
+    from undertow.codegen.kernels_report import KernelReport
 
 app = subcommand()
 
@@ -58,11 +61,11 @@ def command(
         typer.echo(f"{label}: {answer}" if len(answers) > 1 else answer)
 
 
-def _missing(first: str, second: str, found: dict[str, object]) -> str:
+def _missing(first: str, second: str, found: dict[str, KernelReport]) -> str:
     """What is wrong with the names: unknown, or never in one graph."""
     known: dict[str, list[str]] = {}
     for label, report in found.items():
-        for node in report.nodes:  # type: ignore[attr-defined]
+        for node in report.nodes:
             known.setdefault(node, []).append(label)
     for name in (first, second):
         if name not in known:

@@ -334,6 +334,8 @@ INLINE f32 u_normal(i64 key, i64 at, i64 stream) {
   Bits bits = philox(key, at, stream);
   f32 u = (f32)(i32)((bits.a >> 8) + 1) * 0x1p-24f, v = (f32)(i32)(bits.b >> 8) * 0x1p-24f;
   return u_sqrt(-2.0f * u_log(u)) * u_cos(6.28318530718f * v);
+}
+
 #if defined(__AVX512F__)
 typedef f32 Vector __attribute__((vector_size(64), may_alias));
 typedef f32 Loosely __attribute__((vector_size(64), aligned(4), may_alias));

@@ -367,7 +367,7 @@ class Lowering:
             return Constant(tuple(meta.shape), base.dtype, base.number)
         if not isinstance(base, View) or base.dtype == "opaque":
             return None
-        moved = meta.storage_offset() - before.storage_offset()
+        moved: Any = meta.storage_offset() - before.storage_offset()
         return View(
             base.buffer,
             tuple(meta.shape),

@@ -33,7 +33,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 def promoted(b: Body) -> str:
     """The storage type in which the operands of a comparison meet."""
     known: list[Any] = [0 if is_symbolic(m) else m for m in b.metas]
-    operands = [m for m in known if isinstance(m, torch.Tensor | int | float | bool)][:2]
+    operands: list[Any] = [m for m in known if isinstance(m, torch.Tensor | int | float | bool)][:2]
     if len(operands) == 1:
         return TAGS[operands[0].dtype] if isinstance(operands[0], torch.Tensor) else "f32"
     return TAGS[torch.result_type(*operands)]
