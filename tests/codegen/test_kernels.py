@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.loops.compiling import compile_function, same
+from undertow.codegen.kernels import compile_graph
 
 
 def normal(*sizes: int) -> torch.Tensor:
@@ -100,3 +101,16 @@ def test_what_is_read_across_is_turned_round_in_tiles(
     compiled = compile_function(program, x, y)
     assert "turn_tile<" in compiled.cpp
     same(compiled(x, y), program(x, y))
+
+
+def test_an_input_that_is_no_tensor_is_passed_through() -> None:
+    graph = torch.fx.Graph()
+    thing, x = graph.placeholder("thing"), graph.placeholder("x")
+    thing.meta["val"], x.meta["val"] = object(), torch.empty(3, device="meta")
+    doubled = graph.call_function(torch.ops.aten.mul.Tensor, (x, 2))
+    doubled.meta["val"] = torch.empty(3, device="meta")
+    graph.output((thing, doubled))
+    marker = object()
+    found = compile_graph(torch.fx.GraphModule({}, graph))(marker, torch.ones(3))
+    assert found[0] is marker
+    same(found[1], torch.full((3,), 2.0))

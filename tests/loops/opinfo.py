@@ -20,7 +20,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tests.loops.compiling import compile_function
-from undertow.loops.tensors import DynamicShapesError
+from undertow.loops.sizes import DynamicShapesError
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bfloat16": torch.bfloat16}
 TOGETHER = 24  # samples compiled as one graph

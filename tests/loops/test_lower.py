@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.loops.compiling import compile_function, same
 from undertow.loops.ir import Extern, Lowered, Nest
 from undertow.loops.lower import lower_graph
-from undertow.loops.tensors import DynamicShapesError
+from undertow.loops.sizes import DynamicShapesError
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from undertow.codegen.kernels_plan import Schedule, is_whole, output_buffers
 from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
-from undertow.loops.ir import Constant, Extern, View, span_of
+from undertow.loops.ir import Constant, Extern, Passed, View, span_of
 from undertow.loops.sizes import SIZES
 from undertow.loops.tensors import is_opaque, is_view, views_in
 
@@ -188,6 +188,8 @@ class _Writer:
     def operand(self, item: Any) -> str:
         if isinstance(item, View):
             return self.tensor(item)
+        if isinstance(item, Passed):
+            return f"n{item.place}"
         if isinstance(item, Constant):
             raise AssertionError("a constant that was not written out")
         if type(item) is list or type(item) is tuple:

@@ -59,6 +59,12 @@ class Constant(NamedTuple):
     number: float | int | bool
 
 
+class Passed(NamedTuple):
+    """An input that is no tensor and no number (a process group, a mesh), by its place."""
+
+    place: int
+
+
 Value = View | Constant
 
 

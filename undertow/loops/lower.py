@@ -24,6 +24,7 @@ from undertow.loops.ir import (
     Extern,
     Lowered,
     Nest,
+    Passed,
     Store,
     Value,
     View,
@@ -119,7 +120,8 @@ class Lowering:
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise DynamicShapesError(f"the input {node.name} is a size that is not fixed")
         if not isinstance(meta, torch.Tensor):
-            return meta if isinstance(meta, int | float | bool | Size | Scalar) else None
+            known = isinstance(meta, int | float | bool | Size | Scalar)
+            return meta if known else Passed(len(self.result.inputs))
         check_static(meta)
         if not lowerable(meta):
             # known to extern calls alone: the buffer stands for the tensor, whatever it holds
