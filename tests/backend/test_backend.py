@@ -257,7 +257,7 @@ def test_what_forward_saved_is_held_by_nobody_else_when_backward_runs(
 
 
 def test_a_spoilt_plan_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    from undertow.backend.pipeline import _plan_for
+    from undertow.backend.pipeline import plan_for
     from undertow.errors import UndertowError
     from undertow.program import parse_program
 
@@ -270,7 +270,7 @@ def test_a_spoilt_plan_is_refused_with_a_sentence(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(UndertowError, match=said):
-            _plan_for(program, path, "graph0.forward")
+            plan_for(program, path, "graph0.forward")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UndertowError, match="no plan for graph0"):
-        _plan_for(program, tmp_path / "empty", "graph0")
+        plan_for(program, tmp_path / "empty", "graph0")
