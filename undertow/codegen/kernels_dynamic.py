@@ -104,9 +104,9 @@ class AtenGraph:
 class AnySizes:
     """A symbolic graph, with kernels of their own for sizes that it does not take."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, fusion: str = "priced") -> None:
         self.symbolic = SymbolicGraph(gm)
-        self.rest = SpecializedGraph(gm)
+        self.rest = SpecializedGraph(gm, fusion)
         self.cpp, self.python = self.symbolic.cpp, self.symbolic.python
         self.fallbacks, self.refusals = self.symbolic.fallbacks, self.symbolic.refusals
         self.report, self.kernels = self.symbolic.report, self.symbolic.kernels
@@ -129,9 +129,7 @@ class AnySizes:
 Runnable = CompiledGraph | AnySizes | SpecializedGraph | AtenGraph
 
 
-def compile_any(
-    gm: fx.GraphModule, example_inputs: Any = (), fusion: str = "priced"
-) -> Runnable:
+def compile_any(gm: fx.GraphModule, example_inputs: Any = (), fusion: str = "priced") -> Runnable:
     """Compile a graph, with symbolic sizes or without, with a C++ compiler or without."""
     try:
         find_compiler()
@@ -143,7 +141,7 @@ def compile_any(
         ways["static"] += 1
         return compile_graph(gm, example_inputs, fusion=fusion)
     try:
-        found: Runnable = AnySizes(gm)
+        found: Runnable = AnySizes(gm, fusion)
         ways["symbolic"] += 1
     except DynamicShapesError as error:
         _say_once(f"a graph is compiled for each set of its sizes: {error}")
