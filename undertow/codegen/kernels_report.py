@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from undertow.codegen.kernels_plan import Launch, Schedule, schedule
+from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, schedule
 from undertow.codegen.partitions import Partition, partitions
 from undertow.errors import UndertowError, unknown_name
 from undertow.loops.fuse import Policy, Refusal, fuse
@@ -176,8 +176,6 @@ def report_of(plan: Schedule, refusals: list[Refusal], lowered: Lowered) -> Kern
 
 def report_on(gm: fx.GraphModule) -> KernelReport:
     """The report on a graph that is lowered and fused, and not compiled."""
-    from undertow.codegen.kernels import drop_dead
-
     lowered = lower_graph(gm)
     drop_dead(lowered)
     fused = fuse(lowered, Policy(torch.get_num_threads()))

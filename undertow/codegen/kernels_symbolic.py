@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from undertow.codegen.kernels import CompiledGraph, drop_dead, link, open_segments
+from undertow.codegen.kernels import CompiledGraph, link, open_segments
 from undertow.codegen.kernels_module import write_module
-from undertow.codegen.kernels_plan import Launch, Schedule, place, schedule
+from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place, schedule
 from undertow.codegen.kernels_report import report_of
 from undertow.codegen.kernels_runtime import Workspaces
 from undertow.codegen.kernels_unit import segments, unit_text
