@@ -107,7 +107,7 @@ def bound(plan: Schedule, values: list[Any]) -> Schedule:
     old = plan.lowered
     lowered = Lowered(
         [replace(b, sizes=at(b.sizes, values), strides=at(b.strides, values)) for b in old.buffers],
-        [],
+        old.steps,
         at(old.inputs, values),
         at(old.outputs, values),
         old.constants,
