@@ -8,6 +8,19 @@ from hypothesis import strategies as st
 
 from undertow.program import Kind, Lifetime, Machine, Order, Program, ProgramBuilder
 
+GATHER_STEP = """
+group dp
+input shard 1MiB
+buffer full 8MiB
+buffer out 1MiB
+flat   view reads shard
+gather start dp 50us reads shard writes full
+other  compute 20us reads shard writes out
+ready  wait gather
+matmul compute 90us reads full writes out
+"""
+"""A gather that hides behind one of two computations, in the text form."""
+
 
 def random_program(rng: random.Random, tasks: int = 12, *, plain: bool = False) -> Program:
     """A legal Program with collectives on up to three groups, mutations, views, several waits,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.programs import GATHER_STEP
 from undertow.errors import ProgramError
 from undertow.program import Order, Timeline, parse_program, simulate
 from undertow.program.memory import profile_memory
@@ -24,17 +25,7 @@ from undertow.report.beside import (
     read_beside,
 )
 
-PROGRAM = parse_program("""
-group dp
-input shard 1MiB
-buffer full 8MiB
-buffer out 1MiB
-flat   view reads shard
-gather start dp 50us reads shard writes full
-other  compute 20us reads shard writes out
-ready  wait gather
-matmul compute 90us reads full writes out
-""")
+PROGRAM = parse_program(GATHER_STEP)
 
 
 def measured(ready: list[int], wire: tuple[int, int], total: int) -> Timeline:

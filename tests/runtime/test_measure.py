@@ -7,21 +7,10 @@ import time
 import pytest
 import torch
 
+from tests.programs import GATHER_STEP as PROGRAM
 from undertow.program import Program, parse_program
 from undertow.runtime import measure
 from undertow.runtime.measure import Recorder, own_ns, seen_wire_ns, wire_ns
-
-PROGRAM = """
-group dp
-input shard 1MiB
-buffer full 8MiB
-buffer out 1MiB
-flat   view reads shard
-gather start dp 50us reads shard writes full
-other  compute 20us reads shard writes out
-ready  wait gather
-matmul compute 90us reads full writes out
-"""
 
 
 def program() -> Program:

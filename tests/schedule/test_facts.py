@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.programs import random_program, rngs
-from undertow.program import Order, Program, renumbered
+from tests.programs import random_order, random_program, rngs
+from undertow.program import Order, renumbered
 from undertow.schedule.facts import Facts
 
 BY_POSITION = (
@@ -15,25 +15,10 @@ BY_POSITION = (
 )  # fmt: skip
 
 
-def any_order(program: Program, rng: random.Random) -> Order:
-    """A legal order in which collectives of one wait keep it."""
-    missing = [len(before) for before in program.predecessors]
-    ready = [task for task, count in enumerate(missing) if count == 0]
-    order = []
-    while ready:
-        task = ready.pop(rng.randrange(len(ready)))
-        order.append(task)
-        for after in program.successors[task]:
-            missing[after] -= 1
-            if missing[after] == 0:
-                ready.append(after)
-    return Order(tuple(order))
-
-
 @given(rngs, st.integers(2, 30))
 def test_another_base_order_says_what_the_renumbered_program_does(rng: random.Random, size: int):
     program = random_program(rng, size)
-    order = any_order(program, rng)
+    order = random_order(rng, program)
     found, expected = Facts(program).in_order(order), Facts(renumbered(program, order))
     for name in BY_POSITION:
         assert getattr(found, name) == getattr(expected, name), name
