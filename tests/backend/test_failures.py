@@ -306,7 +306,7 @@ def spoilt_cache(rank: int, folder: Path) -> float:
     import torch
 
     torch._dynamo.reset()
-    assert _measured_steps() == first
+    assert abs(_measured_steps() - first) < 1e-6
     return first
 
 
@@ -325,11 +325,12 @@ def _measured_steps() -> float:
     options = {"timeout": 30, "cluster": "measure", "measure_steps": 1, "timeline": 6}
     run = torch.compile(model, backend=undertow, options=options)
     losses = []
-    for _ in range(6):
+    for _ in range(12):  # kernels are timed as a whole too, before costs are had
         loss = run(torch.ones(2, 8)).square().mean()
         loss.backward()
         losses.append(float(loss))
-    assert len(set(losses)) == 1
+    # a measured call runs as ATen calls, whose last bits may be others than those of our kernels
+    assert max(losses) - min(losses) < 1e-6
     from undertow.backend.runner import measured_timelines
 
     for timeline in measured_timelines.values():

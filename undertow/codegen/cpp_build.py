@@ -8,6 +8,7 @@ and renames it. A file is loaded only if it belongs to us and is what was writte
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -117,7 +118,15 @@ def build_whole(whole: str) -> str:
     digest = hashlib.sha256(f"{compiler.key}\0{_host()}\0{whole}".encode()).hexdigest()[:40]
     path = _room() / f"{digest}.so"
     if not _is_good(path):
-        _compile(compiler, whole, path)
+        try:
+            _compile(compiler, whole, path)
+        except (OSError, BuildError) as error:
+            if isinstance(error, BuildError) and os.strerror(errno.ENOSPC) not in str(error):
+                raise
+            _log.warning("kernels are not kept, the cache cannot be written: %s", error)
+            path = Path(_private_folder()) / path.name
+            if not _is_good(path):
+                _compile(compiler, whole, path)
     return str(path)
 
 
