@@ -191,7 +191,8 @@ def _saved_plans(folder: Path, **options: Any) -> Path:
 
 
 def bad_plans(rank: int, folder: Path) -> str:
-    """Other Plans on another rank, legal ones; then a file that is cut off on one of them."""
+    """Other Plans on another rank, legal ones, for what each is asked to run; then a file that is
+    cut off on one of them."""
     import torch
 
     plans = [
@@ -199,12 +200,12 @@ def bad_plans(rank: int, folder: Path) -> str:
         for number, merge in enumerate((True, False))
     ]
     with pytest.raises(Exception, match="differs from") as caught:
-        step({"plan": plans[rank]}, layers=3)
+        step({"plan": plans[rank], "merge": rank == 0}, layers=3)
     torch._dynamo.reset()
     for path in plans[1].iterdir() if rank == 1 else ():
         path.write_text(path.read_text()[:-20])
     with pytest.raises(Exception, match=r"is not JSON|did not come to") as also_caught:
-        step({"plan": plans[rank]}, layers=3)
+        step({"plan": plans[rank], "merge": rank == 0}, layers=3)
     return f"{caught.value}\n{also_caught.value}"
 
 

@@ -21,6 +21,15 @@ def test_a_start_is_moved_where_it_hides():
     assert simulate(program, order).total_ns == 10_000
 
 
+def test_where_nothing_can_move_nothing_does():
+    program = parse_program("""
+        input x 8B
+        a view reads x
+        b view reads x
+    """)
+    assert improve(program, _captured(program), None, 100) == _captured(program)
+
+
 def _captured(program):
     from undertow.program import Order
 

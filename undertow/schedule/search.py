@@ -34,7 +34,7 @@ class _Search:
     def run(self, order: list[int]) -> list[int]:
         best, best_ns = list(order), self._total(order)
         current, current_ns = list(order), best_ns
-        while self.left > 0:
+        while self.movable and self.left > 0:
             current, current_ns = self._descend(current, current_ns)
             if current_ns < best_ns:
                 best, best_ns = list(current), current_ns
