@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,13 +28,18 @@ def compile_and_keep(gm: torch.fx.GraphModule, inputs: Any) -> Any:
     return run
 
 
-ours = aot_autograd(
-    fw_compiler=compile_and_keep,
-    bw_compiler=compile_and_keep,
-    decompositions=decompositions(),
-    partition_fn=min_cut_rematerialization_partition,
-    keep_inference_input_mutations=True,
-)
+def _after_capture(compile_part: Callable[..., Any]) -> Any:
+    """A backend that captures as ours does and hands forward and backward to a compiler."""
+    return aot_autograd(
+        fw_compiler=compile_part,
+        bw_compiler=compile_part,
+        decompositions=decompositions(),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+
+
+ours = _after_capture(compile_and_keep)
 """Dynamo, AOTAutograd and the loop compiler, without anything around them."""
 
 
@@ -41,11 +47,5 @@ def _run_graph(gm: torch.fx.GraphModule, inputs: Any) -> Any:
     return gm.forward
 
 
-capture = aot_autograd(
-    fw_compiler=_run_graph,
-    bw_compiler=_run_graph,
-    decompositions=decompositions(),
-    partition_fn=min_cut_rematerialization_partition,
-    keep_inference_input_mutations=True,
-)
+capture = _after_capture(_run_graph)
 """Dynamo and AOTAutograd alone: what every backend has to pay for."""

@@ -17,13 +17,11 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
 
-from bench.harness import exponent, held, merge_results, print_table
+from bench.harness import ask_child, exponent, held, merge_results, print_table, tell_parent
 from bench.steps import MODELS, make
 
 BACKENDS = ("capture", "ours", "inductor")
@@ -70,7 +68,7 @@ def child(name: str, backend: str) -> None:
         for stage, seconds in graph.seconds.items():
             stages[stage] = stages.get(stage, 0.0) + seconds
     found["stages"] = {stage: round(seconds, 3) for stage, seconds in stages.items()}
-    print("RESULT " + json.dumps(found))
+    tell_parent(found)
 
 
 def _clocked(step: Any, compiled: Any) -> dict[str, float]:
@@ -83,17 +81,7 @@ def _clocked(step: Any, compiled: Any) -> dict[str, float]:
 def measure(name: str, backend: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         place = {"UNDERTOW_CACHE": f"{folder}/ours", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/theirs"}
-        answer = subprocess.run(
-            [sys.executable, "-m", "bench.compile", "--child", name, backend],
-            env={**os.environ, **place},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-        )
-    lines = [line for line in answer.stdout.splitlines() if line.startswith("RESULT ")]
-    if not lines:
-        raise SystemExit(f"{name} with {backend} failed:\n{answer.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(lines[-1][7:])
+        found: dict[str, Any] = ask_child("bench.compile", [name, backend], place, 1200)
     return found
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 import gc
+import json
 import math
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import Any
 from undertow.program.serialize import load_json, save_json
 
 RESULTS = Path(__file__).parent / "results"
+_RESULT = "RESULT "  # begins the line that a child answers with
 
 
 def best_seconds(function: Callable[[], object], repeats: int = 3) -> float:
@@ -61,6 +65,28 @@ def save_results(name: str, data: dict[str, Any]) -> None:
     }
     save_json(RESULTS / f"{name}.json", {**about, **data})
     print(f"wrote bench/results/{name}.json")
+
+
+def ask_child(
+    module: str, arguments: Sequence[str], environment: dict[str, str], timeout: float
+) -> Any:
+    """What a fresh process of a benchmark, started with --child, tells its parent."""
+    answer = subprocess.run(
+        [sys.executable, "-m", module, "--child", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    lines = [line for line in answer.stdout.splitlines() if line.startswith(_RESULT)]
+    if not lines:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{answer.stderr[-3000:]}")
+    return json.loads(lines[-1].removeprefix(_RESULT))
+
+
+def tell_parent(result: Any) -> None:
+    """The answer of such a process."""
+    print(_RESULT + json.dumps(result))
 
 
 def merge_results(name: str, section: str, data: dict[str, Any]) -> dict[str, Any]:

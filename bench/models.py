@@ -14,11 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +23,7 @@ from typing import Any
 import torch
 
 from bench.backends import COMPILED, ours
-from bench.harness import held, merge_results, print_table
+from bench.harness import ask_child, held, merge_results, print_table, tell_parent
 from bench.steps import MODELS, SIZES, make
 
 BACKENDS = ("ours", "inductor", "eager")
@@ -115,17 +111,8 @@ def _status(field: str) -> int:
 def memory_of(name: str, size: str) -> bool:
     found = {}
     for backend in BACKENDS:
-        answer = subprocess.run(
-            [sys.executable, "-m", "bench.models", "--child", name, size, backend],
-            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        lines = [line for line in answer.stdout.splitlines() if line.startswith("RESULT ")]
-        if not lines:
-            raise SystemExit(f"{name} with {backend} failed:\n{answer.stderr[-3000:]}")
-        found[backend] = json.loads(lines[-1][7:])
+        allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+        found[backend] = ask_child("bench.models", [name, size, backend], allocator, 600)
     merge_results("models", "peak_nbytes", {f"{name}, {size}": found})
     texts = ", ".join(f"{backend} {nbytes / 1e6:.1f} MB" for backend, nbytes in found.items())
     return held(found["ours"] <= found["inductor"] + SLACK_NBYTES, f"{name}, {size}: {texts}")
@@ -175,7 +162,7 @@ def main() -> int:
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print("RESULT " + json.dumps(peak_of_step(*options.child)))
+        tell_parent(peak_of_step(*options.child))
         return 0
     whole = not (options.memory or options.calls)
     kept = True

@@ -26,6 +26,7 @@ from undertow.program import (
     simulate,
     verify,
 )
+from undertow.schedule import explore
 from undertow.schedule.exact import solve_exact
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan
@@ -216,7 +217,7 @@ def test_a_fold_that_cannot_be_split_is_told_and_the_whole_is_split(
     def refuse(*_: object) -> None:
         raise OrderError("no")
 
-    monkeypatch.setattr(solve_module, "SMALL_TASKS", 100)
+    monkeypatch.setattr(explore, "SMALL_TASKS", 100)
     monkeypatch.setattr(solve_module, "split_folds", refuse)
     program, table = tensor_parallel(70)
     assert solve(program, FAST, splitting=Splitting(table)).plan.splits

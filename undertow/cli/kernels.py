@@ -18,7 +18,7 @@ def reports(
 ) -> dict[str, KernelReport]:
     """By the name of their graph: reports that a training process left, or that of a model."""
     path = Path(source)
-    if path.is_dir() or (path.suffix == ".json" and not source.endswith(".py")):
+    if path.is_dir() or path.suffix == ".json":
         return _saved(path)
     return {source: _of_model(source, cluster, parallel, batch, seq)}
 

@@ -301,22 +301,23 @@ def _isnan(b: Body, x: Any) -> int:
     return b.op("ne", "bool", found, found)
 
 
-@rule("isinf")
-def _isinf(b: Body, x: Any) -> int:
+def _beside_infinity(b: Body, x: Any, op: str, if_integer: bool) -> int:
+    """How the magnitude of x compares with infinity, which no integer is."""
     found = _own_type(b, x)
     kind = b.instrs[found].dtype
     if not is_float(kind):
-        return b.const(False, "bool")
-    return b.op("eq", "bool", b.op("abs", kind, found), b.const(math.inf, kind))
+        return b.const(if_integer, "bool")
+    return b.op(op, "bool", b.op("abs", kind, found), b.const(math.inf, kind))
+
+
+@rule("isinf")
+def _isinf(b: Body, x: Any) -> int:
+    return _beside_infinity(b, x, "eq", if_integer=False)
 
 
 @rule("isfinite")
 def _isfinite(b: Body, x: Any) -> int:
-    found = _own_type(b, x)
-    kind = b.instrs[found].dtype
-    if not is_float(kind):
-        return b.const(True, "bool")
-    return b.op("lt", "bool", b.op("abs", kind, found), b.const(math.inf, kind))
+    return _beside_infinity(b, x, "lt", if_integer=True)
 
 
 @rule("signbit")

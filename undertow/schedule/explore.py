@@ -43,12 +43,20 @@ _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
 _CANDIDATE_TASKS = 150_000  # tasks placed over all candidates
 
 
+def fold_if_large(program: Program) -> Folded | None:
+    """What to explore first: the fold of a large Program whose layers repeat."""
+    return fold(program) if len(program) > SMALL_TASKS else None
+
+
 def construct_best(
-    program: Program, reprice: Reprice | None, bounds: Bounds, best: Candidate
+    program: Program,
+    folded: Folded | None,
+    reprice: Reprice | None,
+    bounds: Bounds,
+    best: Candidate,
 ) -> Candidate:
     """The captured order, which is `best`, or what recipes make of it. Of a large Program all
     recipes are tried on its fold, if it has one, and the best of them on the whole."""
-    folded = fold(program) if len(program) > SMALL_TASKS else None
     workshop = Workshop(program, reprice, bounds, folded.whole_layers if folded else None)
     if len(program) <= SMALL_TASKS:
         tried = explored(workshop, _all_policies(program), _MOST_PROMISING)

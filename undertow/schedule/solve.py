@@ -37,6 +37,7 @@ from undertow.schedule.explore import (
     climbed,
     construct_best,
     explored,
+    fold_if_large,
     with_buckets,
 )
 from undertow.schedule.iterative import polish
@@ -51,7 +52,7 @@ from undertow.schedule.plan import (
     sequence_digest,
     split_as_planned,
 )
-from undertow.schedule.repeats import Folded, fold
+from undertow.schedule.repeats import Folded
 from undertow.schedule.search import improve
 from undertow.schedule.split_bound import bound_for_any_splitting
 from undertow.schedule.split_stage import (
@@ -100,7 +101,9 @@ def solve(
     `splitting` says what can be divided and prices the pieces; without it nothing is split.
     """
     limits = limits or Limits()
-    found = _solve(program, limits, reprice, should_merge, buckets, splitting)
+    merging = reprice if should_merge else None
+    folded = fold_if_large(program) if program.starts and buckets is None else None
+    found = _solve(program, limits, merging, folded, buckets, splitting)
     plan = found.plan
     lean_nbytes, allowed = plan.captured.peak_nbytes, limits.allowed_peak(program)
     is_roomy = allowed is None or allowed > lean_nbytes
@@ -108,7 +111,7 @@ def solve(
         return found
     # Where more fits, greed may take a wrong turn: no limit gives a longer step than the default.
     tight = replace(limits, peak_bytes=lean_nbytes, peak_ratio=None)
-    lean = _solve(program, tight, reprice, should_merge, buckets, splitting)
+    lean = _solve(program, tight, merging, folded, buckets, splitting)
     if lean.timeline.total_ns >= found.timeline.total_ns:
         return found
     return replace(lean, plan=replace(lean.plan, limits=limits))
@@ -118,21 +121,21 @@ def _solve(
     program: Program,
     limits: Limits,
     reprice: Reprice | None,
-    should_merge: bool,
+    folded: Folded | None,
     buckets: Sequence[Bucket] | None,
     splitting: Splitting | None,
 ) -> Solution:
-    whole = _solve_whole(program, limits, reprice, should_merge, buckets)
+    whole = _solve_whole(program, limits, reprice, folded, buckets)
     if splitting is None or not splitting.splittable or buckets is not None:
         return whole
-    return _with_splits(program, limits, reprice, should_merge, splitting, whole)
+    return _with_splits(program, limits, reprice, folded, splitting, whole)
 
 
 def _with_splits(
     program: Program,
     limits: Limits,
     reprice: Reprice | None,
-    should_merge: bool,
+    folded: Folded | None,
     splitting: Splitting,
     whole: Solution,
 ) -> Solution:
@@ -140,7 +143,7 @@ def _with_splits(
     best, fixed = whole, limits.fixed_for(program)
     allowed = max(fixed.peak_bytes or 0, whole.plan.planned.peak_nbytes)
     whole_ns = 0
-    for one in _proposed_splits(program, fixed, reprice, should_merge, splitting, whole):
+    for one in _proposed_splits(program, fixed, reprice, folded, splitting, whole):
         hopes, layers = None, None
         if isinstance(one, Divided):
             divided = one
@@ -151,17 +154,15 @@ def _with_splits(
             divided = split(program, [hopes.split], splitting.splittable, splitting.price)
             layers = hopes.layers[[part.task for part in divided.parts]]
         whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
-        found = _solve_whole(
-            divided.program, fixed, reprice, should_merge, hopes=hopes, layers=layers
-        )
+        own_fold = fold_if_large(divided.program) if hopes is None else None
+        found = _solve_whole(divided.program, fixed, reprice, own_fold, hopes=hopes, layers=layers)
         fits = fixed.peak_bytes is None or found.plan.planned.peak_nbytes <= allowed
         if not fits or not is_gain(found.timeline.total_ns, best.timeline.total_ns):
             if hopes is None:
                 break  # more pieces cost more
         elif in_order_ns(found.timeline, splitting.price) < whole_ns:
             best = replace(found, divided=divided)
-    merging = reprice if should_merge else None
-    bound_ns = bound_for_any_splitting(program, merging, splitting.splittable)
+    bound_ns = bound_for_any_splitting(program, reprice, splitting.splittable)
     plan = replace(best.plan, bound_ns=bound_ns)
     if best.divided is not None:
         plan = replace(
@@ -188,17 +189,15 @@ def _proposed_splits(
     program: Program,
     limits: Limits,
     reprice: Reprice | None,
-    should_merge: bool,
+    folded: Folded | None,
     splitting: Splitting,
     whole: Solution,
 ) -> Iterator[Divided | _Hopes]:
     """Ways to divide the Program: by what they let hope for on its fold, the most hopeful first;
     where nothing repeats, few pieces before many."""
-    folded = fold(program) if len(program) > SMALL_TASKS else None
     if folded is not None:
-        merging = reprice if should_merge else None
         try:
-            found = _hopes_of_splits(program, folded, limits, merging, splitting, whole)
+            found = _hopes_of_splits(program, folded, limits, reprice, splitting, whole)
         except OrderError as error:  # a fold is made up: it may have what no step has
             _log.warning("splits are decided on the whole step, not on repeated layers: %s", error)
         else:
@@ -234,17 +233,16 @@ def _solve_whole(
     program: Program,
     limits: Limits,
     reprice: Reprice | None,
-    should_merge: bool,
+    folded: Folded | None,
     buckets: Sequence[Bucket] | None = None,
     hopes: _Hopes | None = None,
     layers: IntArray | None = None,
 ) -> Solution:
-    """Buckets and order for a Program whose tasks stay as they are; `hopes` are those of its fold
-    and `layers` its repetitions, if they are known."""
+    """Buckets and order for a Program whose tasks stay as they are; `hopes` are those of its fold,
+    which then need not be given, and `layers` its repetitions, if they are known."""
     captured = simulate(program)
     allowed = limits.allowed_peak(program)
     best = Candidate(alone(program), Order.captured(program), captured)
-    reprice = reprice if should_merge else None
     bound_ns = bound_for_any_merging(program, reprice)
     bounds = Bounds(allowed, limits.in_flight_bytes, bound_ns)
     if program.starts and buckets is not None:
@@ -253,7 +251,7 @@ def _solve_whole(
         workshop = Workshop(program, reprice, bounds, layers)
         best = climbed(workshop, hopes.recipes, set(), hopes.total_ns, best)
     elif program.starts:
-        best = construct_best(program, reprice, bounds, best)
+        best = construct_best(program, folded, reprice, bounds, best)
     if best.rank(bounds)[0] > 0:
         best = _lowered(best, bounds)
     if program.starts:
