@@ -203,6 +203,23 @@ class Task:
             self.priced_by,
         )
 
+    def touching(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> Task:
+        """The same task on other buffers."""
+        return Task(
+            self.name,
+            self.kind,
+            self.stream,
+            reads,
+            writes,
+            self.ns,
+            self.start,
+            self.load_permille,
+            self.launches,
+            self.work,
+            self.module,
+            self.priced_by,
+        )
+
     def awaiting(self, start: int) -> Task:
         """The same wait for a start that has got another index."""
         if start == self.start:
@@ -274,7 +291,7 @@ class Program:
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """The collectives, by the index of their start, in captured order."""
-        return tuple(i for i, task in enumerate(self.tasks) if task.kind is Kind.START)
+        return tuple([i for i, task in enumerate(self.tasks) if task.kind is Kind.START])
 
     @cached_property
     def waits_of(self) -> dict[int, tuple[int, ...]]:
@@ -302,26 +319,25 @@ class Program:
     def there_before(self) -> tuple[bool, ...]:
         """Per buffer, whether it is there before the step begins."""
         before = (Lifetime.INPUT, Lifetime.DONATED)
-        return tuple(buffer.lifetime in before for buffer in self.buffers)
+        return tuple([buffer.lifetime in before for buffer in self.buffers])
 
     @cached_property
     def stays(self) -> tuple[bool, ...]:
         """Per buffer, whether it is still there when the step has ended."""
         kept = (Lifetime.INPUT, Lifetime.OUTPUT)
-        return tuple(
-            buffer.lifetime in kept or index in self.held_to_end
-            for index, buffer in enumerate(self.buffers)
-        )
+        found = [buffer.lifetime in kept for buffer in self.buffers]
+        for buffer in self.held_to_end:
+            found[buffer] = True
+        return tuple(found)
 
     @cached_property
     def arrays(self) -> Arrays:
         counts = np.fromiter(map(len, self.touches), np.int64, len(self.tasks))
         touched = chain.from_iterable(self.touches)
-        nbytes = (buffer.nbytes for buffer in self.buffers)
         return Arrays(
             counts,
             np.fromiter(touched, np.int64, int(counts.sum())),
-            np.fromiter(nbytes, np.int64, len(self.buffers)),
+            np.array([buffer.nbytes for buffer in self.buffers], dtype=np.int64),
             np.array(self.there_before, dtype=bool),
             np.array(self.stays, dtype=bool),
         )
@@ -343,7 +359,7 @@ class Program:
             for buffer in self.touches[task]:
                 first[buffer] = task
         return tuple(
-            -1 if there else task for task, there in zip(first, self.there_before, strict=True)
+            [-1 if there else task for task, there in zip(first, self.there_before, strict=True)]
         )
 
     @cached_property

@@ -209,7 +209,7 @@ def _bucketing(setup: Setup, plan: Plan, start: str) -> Iterator[_Question]:
     others = [bucket for bucket in plan.buckets if bucket is not own]
     if own is not None:
         rest = tuple(name for name in own.members if name != start)
-        kept = [replace(own, members=rest)] if len(rest) > 1 else []
+        kept = [own._replace(members=rest)] if len(rest) > 1 else []
         yield _Question(
             "bucket",
             f"{start} alone, out of its bucket of {len(own.members)}",
@@ -231,7 +231,7 @@ def _bucketing(setup: Setup, plan: Plan, start: str) -> Iterator[_Question]:
         theirs = next((bucket for bucket in others if name in bucket.members), None)
         joined = own or theirs or Bucket((), key.how)
         names = {*members, *(theirs.members if theirs else (name,))}
-        both = replace(joined, members=tuple(sorted(names, key=program.index.__getitem__)))
+        both = joined._replace(members=tuple(sorted(names, key=program.index.__getitem__)))
         left = [bucket for bucket in others if bucket is not theirs]
         yield _Question(
             "bucket",

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from undertow.program import Collective, CollectiveKind, Hazard, Join, Kind, Program, Task
 from undertow.schedule.bucket_copies import (
@@ -42,8 +44,7 @@ MIXED = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
 """Kinds that move bytes whatever they stand for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):  # compared and hashed often
     """What collectives must have in common to run as one."""
 
     stream: int
@@ -62,8 +63,7 @@ Style = Literal["coalesced", "usual", "saving", "mixed"]
 also reductions copied where that saves casts; also gathers of several dtypes in one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """Starts of the captured Program, by name, that run as one."""
 
     members: tuple[str, ...]
@@ -331,7 +331,7 @@ def _rebuild(
     whole = replace(
         program,
         tasks=tuple(tasks),
-        hazards=_moved_hazards(program.hazards, now_at),
+        hazards=moved_hazards(program.hazards, now_at),
     )
     origins = [tuple(members[old]) if old in members else (old,) for old in order]
     if not copied:
@@ -339,21 +339,20 @@ def _rebuild(
     return _with_copies(program, Merged(whole, buckets, tuple(origins)), copied, reprice)
 
 
-def _moved_hazards(hazards: Sequence[Hazard], now_at: list[int]) -> tuple[Hazard, ...]:
+def moved_hazards(hazards: Sequence[Hazard], now_at: list[int]) -> tuple[Hazard, ...]:
     """Between the tasks that now stand for those of old: of each pair the strongest."""
-    moved = [
-        (now_at[dst], now_at[src], -kind.strength, k)
-        for k, (src, dst, kind, _) in enumerate(hazards)
-        if now_at[src] != now_at[dst]
-    ]
-    moved.sort()
-    found = []
-    last = (-1, -1)
-    for dst, src, _, k in moved:
-        if (dst, src) != last:
-            last = (dst, src)
-            found.append(Hazard(src, dst, hazards[k].kind, hazards[k].buffer))
-    return tuple(found)
+    if not hazards:
+        return ()
+    place = np.asarray(now_at, dtype=np.int64)
+    src = place[[hazard[0] for hazard in hazards]]
+    dst = place[[hazard[1] for hazard in hazards]]
+    strength = np.array([hazard[2].strength for hazard in hazards], dtype=np.int64)
+    order = np.lexsort((-strength, src, dst))
+    order = order[src[order] != dst[order]]
+    pairs = src[order] + dst[order] * len(now_at)
+    order = order[np.diff(pairs, prepend=-1) != 0]
+    moved = zip(src[order].tolist(), dst[order].tolist(), order.tolist(), strict=True)
+    return tuple([Hazard(a, b, hazards[k][2], hazards[k][3]) for a, b, k in moved])
 
 
 def _with_copies(

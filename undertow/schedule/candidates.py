@@ -235,7 +235,7 @@ class Workshop:
         for start, key in keys.items():
             if key is not None:
                 count = reduced if key.kind in REDUCTIONS else gathered
-                key = replace(key, layers=int(self.layers[start]) // count)
+                key = key._replace(layers=int(self.layers[start]) // count)
             found[start] = key
         return found
 

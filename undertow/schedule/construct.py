@@ -66,6 +66,7 @@ class _Construction:
         self.facts, self.policy = facts, policy
         self.kinds, self.ns, self.touches = facts.kinds, facts.ns, facts.touches
         self.nbytes, self.stays = facts.nbytes, program.stays
+        self.successors, self.unit_of = facts.successors, facts.unit_of
         self.limit, self.in_flight_limit = limit, in_flight_limit
         self.in_flight = 0
         self.landed: set[int] = set()
@@ -95,7 +96,7 @@ class _Construction:
         self.uses = facts.uses[:]
         self.ahead = facts.live.copy() if limit is not None else None
         for task, edges in enumerate(self.missing):
-            if edges == 0:
+            if edges == 0 and self.unit_of[task] < 0:
                 self._becomes_ready(task)
         for start, edges in self.unit_missing.items():
             if edges == 0:
@@ -168,9 +169,9 @@ class _Construction:
 
     def _over_limit(self, task: int) -> bool:
         """Whether this task does not fit while something in flight would make room."""
-        if self.limit is None or self.kinds[task] is Kind.VIEW:
+        if self.limit is None or self.live + self.facts.most_nbytes[task] <= self.limit:
             return False
-        if self.live + self._needs(task) <= self.limit:
+        if self.kinds[task] is Kind.VIEW or self.live + self._needs(task) <= self.limit:
             return False
         releases, awaited = self.facts.releases, self.facts.awaited
         return any(releases[awaited[wait]] > 0 for _, wait in self.blocked)
@@ -248,30 +249,31 @@ class _Construction:
         return sum([self._needs(task) for task in self.facts.units[start]])
 
     def _place(self, index: int) -> None:
-        facts, kind = self.facts, self.kinds[index]
+        kind, ns = self.kinds[index], self.ns[index]
         self.order.append(index)
         self.is_passed[index] = True
         self._account(index)
         if kind is Kind.COMPUTE:
-            self.now += self.ns[index]
-            self.progress += self.ns[index]
+            self.now += ns
+            self.progress += ns
         elif kind is Kind.START:
-            stream = facts.streams[index]
+            stream = self.facts.streams[index]
             begin = max(self.now, self.free[stream])
-            self.lands[index] = self.free[stream] = begin + self.ns[index]
+            self.lands[index] = self.free[stream] = begin + ns
             self.in_flight += self._held_by(index)
-        elif kind is Kind.WAIT and (start := facts.awaited[index]) not in self.landed:
+        elif kind is Kind.WAIT and (start := self.facts.awaited[index]) not in self.landed:
             self.landed.add(start)
             self.in_flight -= self._held_by(start)
-        unit_of, missing, mine = facts.unit_of, self.missing, facts.unit_of[index]
-        for after in facts.successors[index]:
+        unit_of, missing, mine = self.unit_of, self.missing, self.unit_of[index]
+        for after in self.successors[index]:
             left = missing[after] = missing[after] - 1
-            if left == 0:
-                self._becomes_ready(after)
             start = unit_of[after]
-            if start >= 0 and start != mine:
+            if start < 0:
+                if not left:
+                    self._becomes_ready(after)
+            elif start != mine:
                 left = self.unit_missing[start] = self.unit_missing[start] - 1
-                if left == 0:
+                if not left:
                     self._becomes_startable(start)
 
     def _account(self, index: int) -> None:
@@ -281,13 +283,14 @@ class _Construction:
                 is_alive[buffer] = True
                 self.live += nbytes[buffer]
             left = uses[buffer] = uses[buffer] - 1
-            if left == 0 and not self.stays[buffer]:
+            if not left and not self.stays[buffer]:
                 self.live -= nbytes[buffer]
 
     def _becomes_ready(self, index: int) -> None:
+        """Of a task that comes with no start."""
         if self.kinds[index] is Kind.WAIT:
             heappush(self.blocked, (self.lands[self.facts.awaited[index]], index))
-        elif self.facts.unit_of[index] < 0:
+        else:
             heappush(self.ready, index)
 
     def _becomes_startable(self, start: int) -> None:

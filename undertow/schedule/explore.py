@@ -35,7 +35,7 @@ FOLD_POLICIES = (_FIRST_POLICY, Policy(), Policy(window=64, delays=True))
 _HORIZONS = (2, 8)  # in durations of the longest collective
 _WINDOWS = (0, 64, 1024)
 _HOPEFUL_PERMILLE = 1020  # of the bound, on a fold: the whole may then be near enough at once
-_LAYERS_PERMILLE = 1050  # of the best so far, for one layer: more of them are then tried too
+_LAYERS_PERMILLE = 1030  # of the best so far, for one layer: more of them are then tried too
 _MOST_PROMISING = 2  # bucketings of small programs for which every policy is tried
 _LAYERS_AHEAD = 2  # whose collectives a fold may land before they are used, if the whole may
 _OTHERS = 2  # recipes with other buckets that are tried on the whole if hopes do not come true
@@ -48,17 +48,11 @@ def fold_if_large(program: Program) -> Folded | None:
     return fold(program) if len(program) > SMALL_TASKS else None
 
 
-def construct_best(
-    program: Program,
-    folded: Folded | None,
-    reprice: Reprice | None,
-    bounds: Bounds,
-    best: Candidate,
-) -> Candidate:
-    """The captured order, which is `best`, or what recipes make of it. Of a large Program all
-    recipes are tried on its fold, if it has one, and the best of them on the whole."""
-    workshop = Workshop(program, reprice, bounds, folded.whole_layers if folded else None)
-    if len(program) <= SMALL_TASKS:
+def construct_best(workshop: Workshop, folded: Folded | None, best: Candidate) -> Candidate:
+    """The captured order, which is `best`, or what recipes make of it. Where layers repeat all
+    recipes are tried on the fold, and the best of them on the whole."""
+    program, reprice, bounds = workshop.program, workshop.reprice, workshop.bounds
+    if folded is None and len(program) <= SMALL_TASKS:
         tried = explored(workshop, _all_policies(program), _MOST_PROMISING)
         return min(best, tried[0][0], key=by_rank(bounds))
     first = Recipe(policy=_FIRST_POLICY)
@@ -197,7 +191,7 @@ def explored(
             tries = workshop.fitted(buckets, first)
             tried.append((tries[-1][0], recipe, tries[-1][1]))
             left -= len(program) * len(tries)
-            if recipe.layers == _LAYERS[0]:
+            if recipe.layers == _LAYERS[0] and recipe.style == usual:
                 recipes += _of_more_layers_if_near(recipe, tried, bounds)
         if not recipes and others:
             sizes = [Recipe(permille) for permille in _LATENCY_PERMILLE[1:]]

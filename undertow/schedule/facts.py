@@ -7,6 +7,8 @@ start from. What does not depend on the order is carried over to the other one a
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -32,11 +34,14 @@ class Facts:
         self.missing = [len(before) for before in program.predecessors]
         self.successors: Edges = program.successors
         self.starts = program.starts
-        self.nbytes = [buffer.nbytes for buffer in program.buffers]
-        self.uses = [0] * len(self.nbytes)  # per buffer: how many tasks touch it
-        for touched in self.touches:
-            for buffer in touched:
-                self.uses[buffer] += 1
+        arrays = program.arrays
+        self.nbytes: list[int] = arrays.nbytes.tolist()
+        uses = np.bincount(arrays.touched, minlength=len(self.nbytes))
+        self.uses: list[int] = uses.tolist()  # per buffer: how many tasks touch it
+        before = np.cumsum(np.append(0, arrays.nbytes[arrays.touched]))
+        ends = np.cumsum(np.append(0, arrays.touch_counts))
+        # Per task: the bytes that it touches, and so the most that it can allocate.
+        self.most_nbytes: list[int] = np.diff(before[ends]).tolist()
         self.is_last = self._last_in_line()
         self._find()
 
@@ -55,6 +60,7 @@ class Facts:
         made.is_last = [self.is_last[t] for t in tasks]
         made.awaited = [place[start] if (start := self.awaited[t]) >= 0 else -1 for t in tasks]
         made.touches = [self.touches[t] for t in tasks]
+        made.most_nbytes = [self.most_nbytes[t] for t in tasks]
         made.missing = [self.missing[t] for t in tasks]
         made.successors = [tuple([place[s] for s in self.successors[t]]) for t in tasks]
         made.starts = tuple(sorted([place[start] for start in self.starts]))
@@ -131,12 +137,8 @@ class Facts:
 
     def _compute_before(self) -> list[int]:
         """Per position, the compute time before it; one more entry for the end."""
-        before, total = [0], 0
-        for kind, ns in zip(self.kinds, self.ns, strict=True):
-            if kind is Kind.COMPUTE:
-                total += ns
-            before.append(total)
-        return before
+        is_compute = [kind is Kind.COMPUTE for kind in self.kinds]
+        return list(accumulate(map(mul, self.ns, is_compute), initial=0))
 
     def _last_in_line(self) -> list[bool]:
         """Per task, whether no collective and no compute but such tasks follow it: what is done to

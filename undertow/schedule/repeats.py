@@ -46,7 +46,7 @@ class Folded:
     layers: IntArray  # per task: the number of the repetition that it lies in
     whole_layers: IntArray  # the same for the tasks of the whole
     place_of: tuple[int, ...]  # per task of the whole: the task here that is it or stands for it
-    buffer_for: tuple[int, ...]  # per buffer: the one that is used here
+    buffer_for: tuple[int, ...]  # per buffer: the one that is used here, -1 if none is
     landing_nbytes: int  # what the collectives of one repetition make, at most
 
     @property
@@ -150,10 +150,13 @@ class _Fold:
         kept = [task for task, other in enumerate(self.stand_in) if task == other]
         self.kept = kept
         self.place = {task: k for k, task in enumerate(kept)}
-        self.buffer_for = self._buffer_stand_ins()
+        stand_ins = self._buffer_stand_ins()
+        self.kept_buffers = self._touched(stand_ins)
+        place = {buffer: k for k, buffer in enumerate(self.kept_buffers)}
+        self.buffer_for = [place.get(other, -1) for other in stand_ins]
 
     def run(self) -> Folded:
-        tasks = tuple(self._task(old) for old in self.kept)
+        tasks = tuple([self._task(old) for old in self.kept])
         buffers = self._buffers(tasks)
         program = replace(self.program, tasks=tasks, buffers=buffers, hazards=self._hazards())
         weights = _weights(len(self.program), self.stretches)
@@ -169,14 +172,23 @@ class _Fold:
             max(_landing_nbytes(self.program, stretch) for stretch in self.stretches),
         )
 
+    def _touched(self, stand_ins: list[int]) -> list[int]:
+        """The buffers that what is kept touches."""
+        tasks = self.program.tasks
+        found = {stand_ins[b] for old in self.kept for b in tasks[old].reads + tasks[old].writes}
+        return sorted(found)
+
     def _buffers(self, tasks: Sequence[Task]) -> tuple[Buffer, ...]:
-        """All buffers; results of what was left out are not results any more."""
+        """Those that are touched; results of what was left out are not results any more."""
         written = {buffer for task in tasks for buffer in task.writes}
+        kept = [self.program.buffers[old] for old in self.kept_buffers]
         return tuple(
-            replace(buffer, lifetime=Lifetime.INTERMEDIATE)
-            if buffer.lifetime is Lifetime.OUTPUT and index not in written
-            else buffer
-            for index, buffer in enumerate(self.program.buffers)
+            [
+                replace(buffer, lifetime=Lifetime.INTERMEDIATE)
+                if buffer.lifetime is Lifetime.OUTPUT and index not in written
+                else buffer
+                for index, buffer in enumerate(kept)
+            ]
         )
 
     def _buffer_stand_ins(self) -> list[int]:
@@ -208,7 +220,7 @@ class _Fold:
             task = task.awaiting(self.place[self.stand_in[task.start]])
         if reads == task.reads and writes == task.writes:
             return task
-        return replace(task, reads=reads, writes=writes)
+        return task.touching(reads, writes)
 
     def _hazards(self) -> tuple[Hazard, ...]:
         strongest: dict[tuple[int, int], Hazard] = {}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from undertow.errors import OrderError
 from undertow.garbage import without_collections
@@ -28,6 +29,7 @@ from undertow.schedule.candidates import (
     Workshop,
     alone,
 )
+from undertow.schedule.condense import Condensed, condense
 from undertow.schedule.explore import (
     FOLD_POLICIES,
     NEAR_PERMILLE,
@@ -52,7 +54,7 @@ from undertow.schedule.plan import (
     sequence_digest,
     split_as_planned,
 )
-from undertow.schedule.repeats import Folded
+from undertow.schedule.repeats import Folded, fold
 from undertow.schedule.search import improve
 from undertow.schedule.split_bound import bound_for_any_splitting
 from undertow.schedule.split_stage import (
@@ -101,9 +103,8 @@ def solve(
     `splitting` says what can be divided and prices the pieces; without it nothing is split.
     """
     limits = limits or Limits()
-    merging = reprice if should_merge else None
-    folded = fold_if_large(program) if program.starts and buckets is None else None
-    found = _solve(program, limits, merging, folded, buckets, splitting)
+    step = _Step(program, reprice if should_merge else None)
+    found = _solve(step, limits, buckets, splitting)
     plan = found.plan
     lean_nbytes, allowed = plan.captured.peak_nbytes, limits.allowed_peak(program)
     is_roomy = allowed is None or allowed > lean_nbytes
@@ -111,39 +112,58 @@ def solve(
         return found
     # Where more fits, greed may take a wrong turn: no limit gives a longer step than the default.
     tight = replace(limits, peak_bytes=lean_nbytes, peak_ratio=None)
-    lean = _solve(program, tight, merging, folded, buckets, splitting)
+    lean = _solve(step, tight, buckets, splitting)
     if lean.timeline.total_ns >= found.timeline.total_ns:
         return found
     return replace(lean, plan=replace(lean.plan, limits=limits))
 
 
+class _Step:
+    """What is to be scheduled, and what is known of it whatever the limits."""
+
+    def __init__(
+        self, program: Program, reprice: Reprice | None, layers: IntArray | None = None
+    ) -> None:
+        self.program, self.reprice = program, reprice
+        self.layers = layers  # per task, the repetition that it lies in, if that is known
+
+    @cached_property
+    def captured(self) -> Timeline:
+        return simulate(self.program)
+
+    @cached_property
+    def bound_ns(self) -> int:
+        return bound_for_any_merging(self.program, self.reprice)
+
+    @cached_property
+    def fold(self) -> Folded | None:
+        return fold_if_large(self.program)
+
+    @cached_property
+    def runs(self) -> Condensed:
+        return condense(self.program)
+
+    @cached_property
+    def fold_of_runs(self) -> Folded | None:
+        return fold(self.runs.program)
+
+
 def _solve(
-    program: Program,
-    limits: Limits,
-    reprice: Reprice | None,
-    folded: Folded | None,
-    buckets: Sequence[Bucket] | None,
-    splitting: Splitting | None,
+    step: _Step, limits: Limits, buckets: Sequence[Bucket] | None, splitting: Splitting | None
 ) -> Solution:
-    whole = _solve_whole(program, limits, reprice, folded, buckets)
+    whole = _solve_whole(step, limits, buckets)
     if splitting is None or not splitting.splittable or buckets is not None:
         return whole
-    return _with_splits(program, limits, reprice, folded, splitting, whole)
+    return _with_splits(step, limits, splitting, whole)
 
 
-def _with_splits(
-    program: Program,
-    limits: Limits,
-    reprice: Reprice | None,
-    folded: Folded | None,
-    splitting: Splitting,
-    whole: Solution,
-) -> Solution:
+def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solution) -> Solution:
     """The whole solution, or one with splits if that is shorter and fits as well."""
+    program, reprice = step.program, step.reprice
     best, fixed = whole, limits.fixed_for(program)
     allowed = max(fixed.peak_bytes or 0, whole.plan.planned.peak_nbytes)
     whole_ns = 0
-    for one in _proposed_splits(program, fixed, reprice, folded, splitting, whole):
+    for one in _proposed_splits(step, fixed, splitting, whole):
         hopes, layers = None, None
         if isinstance(one, Divided):
             divided = one
@@ -154,8 +174,7 @@ def _with_splits(
             divided = split(program, [hopes.split], splitting.splittable, splitting.price)
             layers = hopes.layers[[part.task for part in divided.parts]]
         whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
-        own_fold = fold_if_large(divided.program) if hopes is None else None
-        found = _solve_whole(divided.program, fixed, reprice, own_fold, hopes=hopes, layers=layers)
+        found = _solve_whole(_Step(divided.program, reprice, layers), fixed, hopes=hopes)
         fits = fixed.peak_bytes is None or found.plan.planned.peak_nbytes <= allowed
         if not fits or not is_gain(found.timeline.total_ns, best.timeline.total_ns):
             if hopes is None:
@@ -186,42 +205,33 @@ class _Hopes:
 
 
 def _proposed_splits(
-    program: Program,
-    limits: Limits,
-    reprice: Reprice | None,
-    folded: Folded | None,
-    splitting: Splitting,
-    whole: Solution,
+    step: _Step, limits: Limits, splitting: Splitting, whole: Solution
 ) -> Iterator[Divided | _Hopes]:
     """Ways to divide the Program: by what they let hope for on its fold, the most hopeful first;
     where nothing repeats, few pieces before many."""
-    if folded is not None:
+    if step.fold is not None:
         try:
-            found = _hopes_of_splits(program, folded, limits, reprice, splitting, whole)
+            found = _hopes_of_splits(step, step.fold, limits, splitting, whole)
         except OrderError as error:  # a fold is made up: it may have what no step has
             _log.warning("splits are decided on the whole step, not on repeated layers: %s", error)
         else:
             yield from found
             return
-    yield from split_programs(program, whole.timeline, splitting)
+    yield from split_programs(step.program, whole.timeline, splitting)
 
 
 def _hopes_of_splits(
-    program: Program,
-    folded: Folded,
-    limits: Limits,
-    reprice: Reprice | None,
-    splitting: Splitting,
-    whole: Solution,
+    step: _Step, folded: Folded, limits: Limits, splitting: Splitting, whole: Solution
 ) -> list[_Hopes]:
     """What recipes let hope for on the fold with each split of it, the most hopeful first."""
-    captured = simulate(program)
     bounds = Bounds(limits.peak_bytes, limits.in_flight_bytes, whole.plan.bound_ns)
     found = []
-    for one in split_folds(program, folded, whole.timeline, splitting):
-        fold_bounds = bounds_of_fold(folded, bounds, captured, one)
-        layers = folded.layers[[part.task for part in one.divided.parts]]
-        workshop = Workshop(one.divided.program, reprice, fold_bounds, layers)
+    for one in split_folds(step.program, folded, whole.timeline, splitting):
+        runs = condense(one.divided.program)
+        origins = [one.divided.parts[head].task for head in runs.heads]
+        fold_bounds = bounds_of_fold(folded, bounds, step.captured, one)
+        fold_bounds = replace(fold_bounds, stands_for=one.stands_for[runs.heads])
+        workshop = Workshop(runs.program, step.reprice, fold_bounds, folded.layers[origins])
         tried = explored(workshop, FOLD_POLICIES, 1)
         recipes = tuple(recipe for _, recipe in tried)
         total_ns = tried[0][0].total_ns(fold_bounds)
@@ -230,36 +240,61 @@ def _hopes_of_splits(
 
 
 def _solve_whole(
-    program: Program,
+    step: _Step,
     limits: Limits,
-    reprice: Reprice | None,
-    folded: Folded | None,
     buckets: Sequence[Bucket] | None = None,
     hopes: _Hopes | None = None,
-    layers: IntArray | None = None,
 ) -> Solution:
     """Buckets and order for a Program whose tasks stay as they are; `hopes` are those of its fold,
-    which then need not be given, and `layers` its repetitions, if they are known."""
-    captured = simulate(program)
-    allowed = limits.allowed_peak(program)
-    best = Candidate(alone(program), Order.captured(program), captured)
-    bound_ns = bound_for_any_merging(program, reprice)
-    bounds = Bounds(allowed, limits.in_flight_bytes, bound_ns)
+    where it is known already."""
+    program = step.program
+    bounds = Bounds(limits.allowed_peak(program), limits.in_flight_bytes, step.bound_ns)
+    best = Candidate(alone(program), Order.captured(program), step.captured)
     if program.starts and buckets is not None:
-        best = with_buckets(program, buckets, reprice, bounds, best)
-    elif program.starts and hopes is not None:
-        workshop = Workshop(program, reprice, bounds, layers)
-        best = climbed(workshop, hopes.recipes, set(), hopes.total_ns, best)
-    elif program.starts:
-        best = construct_best(program, folded, reprice, bounds, best)
+        best = with_buckets(program, buckets, step.reprice, bounds, best)
+        best = _finished(best, bounds, limits)
+    elif program.starts and len(program) > SMALL_TASKS:
+        best = _solve_runs(step, limits, bounds, hopes, best)
+    else:
+        if program.starts:
+            best = construct_best(Workshop(program, step.reprice, bounds), None, best)
+        best = _finished(best, bounds, limits)
+    verify(best.merged.program, best.order)
+    return _solution(program, limits, step.captured, best, step.bound_ns)
+
+
+def _solve_runs(
+    step: _Step, limits: Limits, bounds: Bounds, hopes: _Hopes | None, best: Candidate
+) -> Candidate:
+    """The captured order, which is `best`, or what is decided in runs of tasks that stay together.
+    Runs never count less memory than their tasks: what fits still does when taken apart."""
+    runs = step.runs
+    order = Order.captured(runs.program)
+    captured = Candidate(alone(runs.program), order, simulate(runs.program, order))
+    if hopes is not None:
+        assert step.layers is not None
+        workshop = Workshop(runs.program, step.reprice, bounds, step.layers[runs.heads])
+        found = climbed(workshop, hopes.recipes, set(), hopes.total_ns, captured)
+    else:
+        folded = step.fold_of_runs
+        layers = folded.whole_layers if folded else None
+        workshop = Workshop(runs.program, step.reprice, bounds, layers)
+        found = construct_best(workshop, folded, captured)
+    found = _finished(found, bounds, limits)
+    merged, order = runs.expanded(found.merged, found.order, step.reprice)
+    expanded = Candidate(merged, order, simulate(merged.program, order))
+    return min(best, expanded, key=by_rank(bounds))
+
+
+def _finished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
+    """What memory orders, sweeps of moves and, where it is small, search make of a schedule."""
     if best.rank(bounds)[0] > 0:
         best = _lowered(best, bounds)
-    if program.starts:
+    if best.merged.program.starts:
         best = _polished(best, bounds, limits)
     if len(best.merged.program) <= _SEARCHED_TASKS:
         best = _search(best, bounds, limits.steps)
-    verify(best.merged.program, best.order)
-    return _solution(program, limits, captured, best, bound_ns)
+    return best
 
 
 def solution_of(

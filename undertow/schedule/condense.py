@@ -1,0 +1,219 @@
+"""Runs of tasks that always stay together, as one task each: half of a step's tasks cost nothing.
+
+Views follow what they look at, and the later members of a fused kernel follow the first. A solver
+that places runs instead of tasks decides the same in half the time. Buffers that only live inside a
+run become one, as large as the run needs; memory is never counted too low by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from undertow.program import (
+    Buffer,
+    Kind,
+    Lifetime,
+    Order,
+    Program,
+    Task,
+    liveness,
+    profile_memory,
+)
+from undertow.program.model import IntArray, Work
+from undertow.schedule.bucket_copies import CASTS
+from undertow.schedule.buckets import Merged, Reprice, merge, moved_hazards
+
+_SHORT_SHARE = 500_000  # of all compute: what takes less need not be told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Condensed:
+    """A Program whose tasks stand for runs of tasks of another."""
+
+    program: Program
+    whole: Program
+    runs: tuple[tuple[int, ...], ...]  # per task: those of the whole, in order; the first names it
+
+    @property
+    def heads(self) -> IntArray:
+        """Per task, the first task of its run."""
+        return np.fromiter((run[0] for run in self.runs), np.int64, len(self.runs))
+
+    def expanded(
+        self, merged: Merged, order: Order, reprice: Reprice | None
+    ) -> tuple[Merged, Order]:
+        """The same buckets and order for the whole."""
+        if merged.buckets and reprice is not None:
+            made = merge(self.whole, merged.buckets, reprice)
+        else:
+            made = Merged(self.whole, (), tuple((task,) for task in range(len(self.whole))))
+        index, names = made.program.index, self.whole.tasks
+        here, found = self.program.index, []
+        for task in order.tasks:
+            name = merged.program.tasks[task].name
+            found.append(index[name])
+            if name in here:
+                found += [index[names[other].name] for other in self.runs[here[name]][1:]]
+        return made, Order(tuple(found))
+
+
+def condense(program: Program) -> Condensed:
+    """The Program with every run of tasks that stay together as one task."""
+    run_of, runs = _Runs(program).found()
+    tasks, buffers = _Tasks(program, run_of).made(runs)
+    hazards = moved_hazards(program.hazards, run_of)
+    made = replace(program, tasks=tasks, buffers=buffers, hazards=hazards)
+    return Condensed(made, program, tuple(map(tuple, runs)))
+
+
+class _Runs:
+    """Finds the runs, which one after another are a legal order: a view joins the last of what it
+    needs, a covered task that takes next to no time the compute right before it, which it needs."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._runs: list[list[int]] = []
+        self._may_be_joined: list[bool] = []  # per run
+        self._freed = 0  # by the tasks of the last run, of what others made
+        self._last_use: list[int] = liveness(program, Order.captured(program)).last.tolist()
+        memory = profile_memory(program)
+        self._room: list[int] = (memory.peak_nbytes - memory.during).tolist()  # per task
+        compute_ns = sum([task.ns for task in program.tasks if task.kind is Kind.COMPUTE])
+        self._short_ns = compute_ns // _SHORT_SHARE
+
+    def found(self) -> tuple[list[int], list[list[int]]]:
+        """Per task the run that it is in, and the runs."""
+        run_of: list[int] = []
+        runs, sources = self._runs, self._program.predecessors
+        for index, task in enumerate(self._program.tasks):
+            into = max([run_of[source] for source in sources[index]], default=-1)
+            if task.kind is Kind.VIEW:
+                into = into if self._is_free(index, into) else -1
+            elif into < len(runs) - 1 or not self._is_covered(index):
+                into = -1
+            if into < 0 or not self._may_be_joined[into]:
+                into = len(runs)
+                runs.append([])
+                # Buckets look at what surrounds a start: that stays as it is.
+                is_near_start = task.kind is Kind.START or _may_be_folded(self._program, index)
+                self._may_be_joined.append(not is_near_start)
+                self._freed = 0
+            runs[into].append(index)
+            run_of.append(into)
+            if into == len(runs) - 1 and task.kind is Kind.COMPUTE:
+                self._freed += self._frees(index, runs[into][0])
+        return run_of, runs
+
+    def _is_free(self, view: int, into: int) -> bool:
+        """Whether a view may join a run; a wait's touches no more than the wait does."""
+        program = self._program
+        if into < 0 or program.tasks[wait := self._runs[into][0]].kind is not Kind.WAIT:
+            return True
+        return set(program.touches[view]) <= set(program.touches[wait])
+
+    def _is_covered(self, index: int) -> bool:
+        """Whether a task is part of the kernel before it. All that a run reads counts as there
+        until it ends: that must not show in the captured order's peak."""
+        program, task = self._program, self._program.tasks[index]
+        if task.kind is not Kind.COMPUTE or task.launches or not self._runs:
+            return False
+        if task.ns > self._short_ns or _may_be_folded(program, index):
+            return False
+        is_compute = program.tasks[self._runs[-1][0]].kind is Kind.COMPUTE
+        return is_compute and self._freed <= self._room[index]
+
+    def _frees(self, index: int, head: int) -> int:
+        """The bytes that end with this task, of what was there before its run."""
+        program = self._program
+        return sum(
+            [
+                program.buffers[b].nbytes
+                for b in program.touches[index]
+                if self._last_use[b] == index and program.first_toucher[b] < head
+            ]
+        )
+
+
+def _may_be_folded(program: Program, index: int) -> bool:
+    """Whether it is a cast that a collective follows, which the bucket's copy might do."""
+    task = program.tasks[index]
+    if not isinstance(task.work, Work) or task.work.op not in CASTS:
+        return False
+    for after in program.successors[index]:
+        kind = program.tasks[after].kind
+        near = program.successors[after] if kind is Kind.VIEW else (after,)
+        if any(program.tasks[other].kind is Kind.START for other in near):
+            return True
+    return False
+
+
+class _Tasks:
+    """What runs are as one task, and the buffers that they share with others."""
+
+    def __init__(self, program: Program, run_of: Sequence[int]) -> None:
+        self._program, self._run_of = program, run_of
+        self._buffers = list(program.buffers)
+        arrays = program.arrays
+        owner = np.repeat(np.asarray(run_of, dtype=np.int64), arrays.touch_counts)
+        first = np.full(len(program.buffers), len(program), dtype=np.int64)
+        last = np.full(len(program.buffers), -1, dtype=np.int64)
+        np.minimum.at(first, arrays.touched, owner)
+        np.maximum.at(last, arrays.touched, owner)
+        first[arrays.there_before] = -1
+        self._made_by: list[int] = first.tolist()  # per buffer: the run that allocates it
+        is_inner = (first == last) & ~arrays.stays
+        self._is_inner: list[bool] = is_inner.tolist()  # per buffer: one run alone touches it
+
+    def made(self, runs: Sequence[Sequence[int]]) -> tuple[tuple[Task, ...], tuple[Buffer, ...]]:
+        tasks = tuple([self._task(run) for run in runs])
+        return tasks, tuple(self._buffers)
+
+    def _task(self, run: Sequence[int]) -> Task:
+        tasks = self._program.tasks
+        head = tasks[run[0]]
+        if head.start >= 0:
+            head = head.awaiting(self._run_of[head.start])
+        if len(run) == 1 or head.kind is Kind.WAIT:
+            return head
+        members = [tasks[task] for task in run]
+        if all(task.kind is Kind.VIEW for task in members[1:]):
+            reads = dict.fromkeys([b for task in members for b in task.reads])
+            mine = set(head.writes)
+            seen = tuple([b for b in reads if b not in mine or b in head.reads])
+            return head.touching(seen, head.writes)
+        return self._several(head, members, self._run_of[run[0]])
+
+    def _several(self, head: Task, members: Sequence[Task], own: int) -> Task:
+        """What nobody else touches is there while the run needs it, and no longer."""
+        reads: dict[int, None] = {}
+        writes: dict[int, None] = {}
+        for task in members:
+            reads |= dict.fromkeys([b for b in task.reads if b not in writes])
+            writes |= dict.fromkeys(task.writes)
+        kept = [b for b in writes if not self._is_inner[b]]
+        made = {b for b in writes if self._made_by[b] == own}
+        nbytes = self._made_peak(members, made)
+        nbytes -= sum([self._buffers[b].nbytes for b in kept if b in made])
+        if nbytes > 0:
+            self._buffers.append(Buffer(f"{head.name}.inner", nbytes, Lifetime.INTERMEDIATE))
+            kept.append(len(self._buffers) - 1)
+        reads_kept = tuple([b for b in reads if not self._is_inner[b]])
+        ns = sum([task.ns for task in members])
+        return head.touching(reads_kept, tuple(kept)).timed(ns, head.launches)
+
+    def _made_peak(self, members: Sequence[Task], made: set[int]) -> int:
+        """The most bytes of what the run makes that are there at a time."""
+        last = {b: k for k, task in enumerate(members) for b in task.reads + task.writes}
+        live = peak = 0
+        seen: set[int] = set()
+        for k, task in enumerate(members):
+            new = made.intersection(task.writes) - seen
+            seen |= new
+            live += sum([self._buffers[b].nbytes for b in new])
+            peak = max(peak, live)
+            ending = [b for b in seen.intersection(task.reads + task.writes) if last[b] == k]
+            live -= sum([self._buffers[b].nbytes for b in ending if self._is_inner[b]])
+        return peak
