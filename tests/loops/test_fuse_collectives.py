@@ -55,7 +55,7 @@ def test_work_after_a_start_does_not_delay_it() -> None:
 
     found = fused(program)
     assert names(found) == ["half", "start", "sibling", "wait"]
-    assert any("under a collective" in refusal.reason for refusal in found.refusals)
+    assert any("from under it" in refusal.reason for refusal in found.refusals)
 
 
 def test_work_that_hides_a_collective_stays_before_the_wait() -> None:

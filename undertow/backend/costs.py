@@ -51,6 +51,7 @@ class Measured:
     compute_ns: Mapping[str, int]
     curves: Mapping[str, Curve]
     as_run: AsRun | None = None
+    kernels: AsRun | None = None  # the same of the kernels that it is compiled to, before re-timing
 
     def source(self, program: Program, cluster: Cluster) -> FunctionSource:
         """As a source of costs for the tasks of this program, for pieces of them, which take their
@@ -109,9 +110,8 @@ class Measured:
                 name: {"nbytes": list(curve.nbytes), "ns": list(curve.ns)}
                 for name, curve in self.curves.items()
             },
-            "as_run": None
-            if self.as_run is None
-            else {"program": self.as_run.program, "ns": list(self.as_run.ns)},
+            "as_run": _run_to_json(self.as_run),
+            "kernels": _run_to_json(self.kernels),
         }
 
     @staticmethod
@@ -122,11 +122,18 @@ class Measured:
                 str(name): Curve.of(zip(curve["nbytes"], curve["ns"], strict=True))
                 for name, curve in data["curves"].items()
             }
-            run = data["as_run"]
-            as_run = None if run is None else AsRun(str(run["program"]), tuple(map(int, run["ns"])))
+            as_run, kernels = _run_from_json(data["as_run"]), _run_from_json(data.get("kernels"))
         except (KeyError, TypeError, ValueError, AttributeError, CostError) as error:
             raise CostError(f"measured costs of the wrong form: {error}") from error
-        return Measured(compute, curves, as_run)
+        return Measured(compute, curves, as_run, kernels)
+
+
+def _run_to_json(run: AsRun | None) -> dict[str, Any] | None:
+    return None if run is None else {"program": run.program, "ns": list(run.ns)}
+
+
+def _run_from_json(data: Any) -> AsRun | None:
+    return None if data is None else AsRun(str(data["program"]), tuple(map(int, data["ns"])))
 
 
 def measure_links(program: Program, device: torch.device) -> Mapping[str, Curve]:
@@ -247,6 +254,22 @@ def agree_on_run(seen: Seen, key: str, timeout: float) -> AsRun:
     ns = [task.ns for task in seen.as_run().tasks]
     agree = _agreeing(seen.program, f"{key} as it runs", timeout)
     return AsRun(program_digest(seen.program), tuple(map(_known, agree(ns, Choice.FIRST))))
+
+
+def have_same_kernels(program: Program, digest: str, key: str, timeout: float) -> bool:
+    """Whether all ranks of a graph have kernels, and the same ones; "" is for none."""
+    number = int(digest[:12], 16) if digest else 0  # 48 bits: whole in any format
+    agree = _agreeing(program, f"{key} kernels", timeout)
+    least, greatest = agree([number, -number], Choice.LEAST)
+    return bool(number) and least == number and greatest == -number
+
+
+def agree_on_kernels(
+    program: Program, own: Sequence[int], digest: str, key: str, timeout: float
+) -> AsRun:
+    """What kernels took, task by task of the Program that was fused: on the slowest rank."""
+    agree = _agreeing(program, f"{key} kernels as they run", timeout)
+    return AsRun(digest, tuple(map(_known, agree(own, Choice.SLOWEST))))
 
 
 def _known(number: Number) -> int:

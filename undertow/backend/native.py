@@ -16,6 +16,7 @@ from torch import fx
 from undertow.backend.options import BackendOptions
 from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels_dynamic import AtenGraph, Runnable, SpecializedGraph, compile_any
+from undertow.codegen.kernels_program import Orderer
 from undertow.codegen.load import Run
 from undertow.errors import UndertowError
 from undertow.loops import decompose
@@ -57,9 +58,15 @@ class Native(NamedTuple):
 
 
 def compile_native(
-    gm: fx.GraphModule, label: str, fusion: str = "priced", random: str = "eager"
+    gm: fx.GraphModule,
+    label: str,
+    fusion: str = "priced",
+    random: str = "eager",
+    order: Orderer | None = None,
+    keep_plan: bool = False,
 ) -> Native | None:
-    """The graph on kernels of our own; None if it must run as ATen calls."""
+    """The graph on kernels of our own, in the order that `order` finds for them; None if it must
+    run as ATen calls."""
     if any(str(node.target) in _RNG_STATES for node in gm.graph.nodes):
         say_once(
             "native fallback",
@@ -69,7 +76,7 @@ def compile_native(
     if random == "own":
         gm = use_own_stream(gm)
     try:
-        compiled = compile_any(gm, fusion=fusion)
+        compiled = compile_any(gm, fusion=fusion, order=order, keep_plan=keep_plan)
     except UndertowError as error:
         say_once("native fallback", f"{label} runs with codegen='aten': {error}")
         return None

@@ -27,6 +27,7 @@ from undertow.backend.artefacts import (
 from undertow.backend.costs import Measured, kept_costs
 from undertow.backend.native import compile_native
 from undertow.backend.options import BackendOptions
+from undertow.backend.retime import Retimer, told
 from undertow.backend.runner import Runner
 from undertow.backend.scheduled import Part, Scheduled
 from undertow.codegen.load import Run, load_module
@@ -79,7 +80,10 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
         agree_on(anew.program, options.timeout)
         return anew, _write(anew, options)
 
-    runner = Runner(scheduled, run, options, again if is_new else None)
+    def rewritten(anew: Scheduled) -> Run:
+        return _write(anew, options)
+
+    runner = Runner(scheduled, run, options, again if is_new else None, rewritten)
     return _boxed(runner.call, part, scheduled.program)
 
 
@@ -117,9 +121,19 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
     label, predicted = scheduled.part.label, scheduled.predicted
     native = None
     if options.codegen == "native":
-        native = compile_native(scheduled.module, label, options.fusion, options.random)
+        native = compile_native(
+            scheduled.module,
+            label,
+            options.fusion,
+            options.random,
+            scheduled.retimer,
+            keep_plan=options.is_measuring,
+        )
     heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
     if native is not None:
+        is_reordered = bool(getattr(native.compiled, "is_reordered", False))
+        scheduled.kernels = getattr(native.compiled, "plan", None)
+        heading += told(scheduled.retimer, is_reordered, label)
         leave_module(options.show, f"{label}.kernels", native.cpp, "cpp")
         leave_report(options.show, label, getattr(native.compiled, "report", None))
         return native.run, f'"""{heading}"""\n\n{native.python}'
@@ -160,6 +174,7 @@ def schedule(
         return Scheduled(part, gm, captured, captured)
     cluster = _cluster(gm.graph, options)
     fuses = options.codegen == "native"
+    limits = _limits(options.memory, part)
     own: tuple[Source, ...] = ()
     if measured is not None:
         cluster = measured.on(cluster, captured)
@@ -168,7 +183,7 @@ def schedule(
         gm.graph,
         cluster=cluster,
         estimate=options.estimate,
-        limits=_limits(options.memory, part),
+        limits=limits,
         plan=None if options.plan is None else plan_for(captured, options.plan, part.label),
         merge=options.merge,
         split=options.split or options.plan is not None,  # as a given Plan has it
@@ -183,7 +198,10 @@ def schedule(
     program = price(running.program, cluster, sources, regions=fuses).program
     if measured is not None:
         program = measured.applied(program)
-    return Scheduled(part, gm, program, captured, simulate(program), plan)
+    retimer = None
+    if fuses and options.plan is None:  # a Plan that is given is followed as it is
+        retimer = Retimer(cluster, sources, limits, None if measured is None else measured.kernels)
+    return Scheduled(part, gm, program, captured, simulate(program), plan, retimer)
 
 
 def _unscheduled(gm: fx.GraphModule, part: Part, error: ProgramError) -> Scheduled:

@@ -3,7 +3,8 @@
 A graph that is not measured is run by its module alone. With `timeline=n` the n-th call is
 measured and its Timeline written. With `cluster="measure"` some calls are, and the collectives are
 timed on their links; then the ranks agree on the numbers and the graph is scheduled anew, once.
-What it takes in its new order is measured once more, for the prediction alone.
+Kernels of our own are then timed one by one, and collectives moved among them. What it takes in its
+new order is measured once more, for the prediction alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from undertow.backend.costs import (
     keep_costs,
     measure_links,
 )
+from undertow.backend.kernel_times import KernelTimes, times_of
 from undertow.backend.options import BackendOptions
 from undertow.backend.scheduled import Scheduled
 from undertow.codegen.load import Run, load_module
@@ -53,9 +55,12 @@ class Runner:
         run: Run,
         options: BackendOptions,
         again: Callable[[Measured], tuple[Scheduled, Run]] | None,
+        rewritten: Callable[[Scheduled], Run] | None = None,
     ) -> None:
         self.scheduled, self._run, self._options = scheduled, run, options
         self._again = again  # schedules anew with measured costs; None: not asked for, or done
+        self._rewritten = rewritten  # compiles a graph once more, with kernels that were timed
+        self._kernels: KernelTimes | None = None  # kernels that are being timed
         self._calls = 0
         self._samples = max(options.measure_steps, 1)
         self._runs: list[Sample] = []
@@ -87,6 +92,11 @@ class Runner:
             if not self._is_sampled:
                 return self._sample(args, device)
             self._schedule_again(device)
+            return self._run(args)  # warms up
+        if self._kernels is not None:
+            if len(self._kernels.runs) < self._samples:
+                return self._kernels.call(args)
+            self._retime(self._kernels)
             return self._run(args)  # warms up
         if self._is_new:
             if not self._is_sampled:
@@ -172,7 +182,22 @@ class Runner:
         keep_costs(captured, self._costs)
         self.scheduled, self._run = self._again(self._costs)
         self._again, self._runs, self._whole, self._is_new = None, [], [], True
+        self._kernels = times_of(self.scheduled, timeout, device) if self._rewritten else None
         self._prepare(device)
+
+    def _retime(self, kernels: KernelTimes) -> None:
+        """Place collectives anew among the kernels, which have been timed."""
+        assert self._costs is not None
+        assert self._rewritten is not None
+        assert self.scheduled.captured is not None
+        assert self.scheduled.retimer is not None
+        self._kernels = None
+        found = kernels.agreed(self.scheduled, self._options.timeout)
+        self._costs = replace(self._costs, kernels=found)
+        keep_costs(self.scheduled.captured, self._costs)
+        self.scheduled.retimer.measured = found
+        self._run = self._rewritten(self.scheduled)
+        self.scheduled.kernels = None
 
     def _predict_again(self) -> None:
         """What the graph takes as it is scheduled now: others overlap, and slow each other."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from undertow.backend.retime import Retimer
+from undertow.codegen.kernels_plan import Schedule
 from undertow.program import Program, Timeline
 from undertow.schedule.plan import Plan
 
@@ -29,3 +31,5 @@ class Scheduled:
     captured: Program | None = None  # as it was captured
     predicted: Timeline | None = None  # None: of a graph without collectives
     plan: Plan | None = None
+    retimer: Retimer | None = None  # orders the kernels that it is compiled to; None: as it is
+    kernels: Schedule | None = None  # those kernels, if they are to be timed

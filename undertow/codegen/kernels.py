@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +19,15 @@ from undertow.codegen.fusion_benchmark import choose
 from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_peak import note_peak, plan_within
-from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead
-from undertow.codegen.kernels_program import arrange, kernel_program
+from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
+from undertow.codegen.kernels_program import Orderer, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
 from undertow.codegen.kernels_runtime import Workspaces, fit
 from undertow.codegen.kernels_unit import segments, unit_text
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
 from undertow.loops.lower import lower_graph
-from undertow.program import Order, Program
 
-Orderer = Callable[[Program], Order]
 FUSIONS = ("priced", "benchmark")
 _log = logging.getLogger(__name__)
 
@@ -54,6 +52,8 @@ class CompiledGraph:
     distinct: int = 0
     memory: dict[str, int] = field(default_factory=dict)  # bytes: peak, eager, arena, least arena
     report: KernelReport | None = None
+    is_reordered: bool = False  # whether kernels run in another order than fusion left them in
+    plan: Schedule | None = None  # if it was to be kept: for `timed`
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))
@@ -72,6 +72,7 @@ def compile_graph(
     example_inputs: Any = (),
     order: Orderer | None = None,
     fusion: str = "priced",
+    keep_plan: bool = False,
 ) -> CompiledGraph:
     """Compile a graph whose nodes carry `meta["val"]`, with sizes that are numbers.
 
@@ -100,9 +101,7 @@ def compile_graph(
         fused = choose(lowered, fused, policy)
     lap("fuse")
     fused, plan = plan_within(lowered, fused, policy)
-    if order is not None:
-        program = kernel_program(plan)
-        arrange(plan, order(program), program)
+    is_reordered = order is not None and reorder(plan, order)
     note_peak(plan)
     lap("schedule")
     cpp = unit_text(plan)
@@ -130,7 +129,21 @@ def compile_graph(
             "least arena": plan.least_arena,
         },
         report_of(plan, fused.refusals, lowered),
+        is_reordered,
+        plan if keep_plan else None,
     )
+
+
+def timed(plan: Schedule, clock: Mapping[str, Any]) -> Callable[[list[Any]], list[Any]]:
+    """A function that runs a schedule with every kernel and call on its own, and tells `clock` when
+    each is done: its `mark`, `start` and `wait`, as those of a `Recorder`. Step k is task k of the
+    schedule's Program."""
+    apart = Schedule(plan.lowered, list(plan.steps), plan.texts, tight=plan.tight, apart=True)
+    place(apart)
+    module = write_module(apart, is_timed=True)
+    run = link(module, {**open_segments(apart, unit_text(apart)), **clock})
+    workspaces = Workspaces(apart.arena, module.slots, module.pointers, module.views)
+    return CompiledGraph(run, workspaces, "", module.text, {}, [], 0).boxed
 
 
 def open_segments(plan: Schedule, cpp: str) -> dict[str, Any]:

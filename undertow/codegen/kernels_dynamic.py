@@ -20,6 +20,7 @@ from torch import fx
 from undertow.capture.torch_api import UNTRACEABLE, FakeTensorMode, propagate_fakes
 from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels import CompiledGraph, compile_graph
+from undertow.codegen.kernels_program import Orderer
 from undertow.codegen.kernels_symbolic import SymbolicGraph
 from undertow.loops.sizes import DynamicShapesError
 
@@ -129,8 +130,16 @@ class AnySizes:
 Runnable = CompiledGraph | AnySizes | SpecializedGraph | AtenGraph
 
 
-def compile_any(gm: fx.GraphModule, example_inputs: Any = (), fusion: str = "priced") -> Runnable:
-    """Compile a graph, with symbolic sizes or without, with a C++ compiler or without."""
+def compile_any(
+    gm: fx.GraphModule,
+    example_inputs: Any = (),
+    fusion: str = "priced",
+    order: Orderer | None = None,
+    keep_plan: bool = False,
+) -> Runnable:
+    """Compile a graph, with symbolic sizes or without, with a C++ compiler or without. `order` may
+    choose another order of its kernels, and `keep_plan` keeps what times them, where sizes are
+    numbers."""
     try:
         find_compiler()
     except NoCompilerError as error:
@@ -139,7 +148,7 @@ def compile_any(gm: fx.GraphModule, example_inputs: Any = (), fusion: str = "pri
         return AtenGraph(gm)
     if not has_symbols(gm):
         ways["static"] += 1
-        return compile_graph(gm, example_inputs, fusion=fusion)
+        return compile_graph(gm, example_inputs, order, fusion, keep_plan)
     try:
         found: Runnable = AnySizes(gm, fusion)
         ways["symbolic"] += 1

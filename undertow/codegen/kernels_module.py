@@ -30,13 +30,17 @@ class Module:
     slots: int
 
 
-def write_module(schedule: Schedule) -> Module:
-    return _Writer(schedule).write()
+def write_module(schedule: Schedule, is_timed: bool = False) -> Module:
+    """The function that runs a schedule. If it is timed it calls `mark()` after every segment, and
+    `start` and `wait` in place of collectives, with the number of their step before the operator.
+    """
+    return _Writer(schedule, is_timed).write()
 
 
 @dataclass(slots=True)
 class _Writer:
     schedule: Schedule
+    is_timed: bool = False
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     views: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -70,11 +74,11 @@ class _Writer:
                 run += 1
                 self.free(segment)
             else:
-                step = schedule.steps[segment]
-                assert isinstance(step, Extern)
                 self.allocate([segment])
-                self.extern(step)
+                self.extern(segment)
                 self.free([segment])
+            if self.is_timed:
+                self.put("mark()")
         outputs = ", ".join(self.operand(item) for item in lowered.outputs)
         self.put(f"return [{outputs}]")
         arguments = "args, P, V"
@@ -233,7 +237,9 @@ class _Writer:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def extern(self, step: Extern) -> None:
+    def extern(self, at: int) -> None:
+        step = self.schedule.steps[at]
+        assert isinstance(step, Extern)
         target: Any = step.node.target
         args = [self.operand(arg) for arg in step.args]
         args += [f"{key}={self.operand(arg)}" for key, arg in step.kwargs.items()]
@@ -246,6 +252,8 @@ class _Writer:
             self.put(f"{call}({', '.join(args)}, out={self.tensor(view)})")
             return
         call = f"{self.function(target)}({', '.join(args)})"
+        if self.is_timed and "c10d_functional" in str(target):
+            call = self.through_clock(at, step, args)
         if not any(number is not None for number in step.outputs):
             self.put(call)
             return
@@ -258,6 +266,14 @@ class _Writer:
         else:
             assert step.outputs[0] is not None
             self.result(step, step.outputs[0], call)
+
+    def through_clock(self, at: int, step: Extern, args: list[str]) -> str:
+        """A start or a wait as the clock takes it: it knows tensors by the object, not a view."""
+        name = self.function(step.node.target)
+        if "wait_tensor" not in str(step.node.target):
+            return f"start({', '.join((str(at), name, *args))})"
+        in_arena = step.reads[0] in self.schedule.offsets
+        return f"wait({at}, {name}, {args[0] if in_arena else f'b{step.reads[0]}'})"
 
     def result(self, step: Extern, number: int, text: str) -> None:
         buffer = self.schedule.lowered.buffers[number]

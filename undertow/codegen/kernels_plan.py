@@ -54,6 +54,7 @@ class Schedule:
     gemms: dict[int, Gemm] = field(default_factory=dict)  # extern calls that C++ does, by step
     combos: list[range] = field(default_factory=list)  # steps that run in one parallel region
     tight: bool = False  # kernels that make much run alone
+    apart: bool = False  # every step is a call of its own, to be timed
     peak: int = 0  # bytes of the arena and of all tensors that the call makes, at most at once
     eager: int = 0  # the same if every operator ran alone, freeing what it can
     least_arena: int = 0  # the most bytes that live in the arena at once
@@ -218,7 +219,7 @@ def _lifetimes(result: Schedule) -> None:
         result.last_use[number] = max(result.last_use[number], at)
     result.combos = [
         combo
-        for combo in (() if result.is_symbolic else find_combos(result.steps))
+        for combo in (() if result.is_symbolic or result.apart else find_combos(result.steps))
         if not (result.tight and any(_makes_much(result.steps[at], result.lowered) for at in combo))
     ]
 

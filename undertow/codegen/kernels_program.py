@@ -6,7 +6,12 @@ started and waited for between them. An order that a scheduler finds is applied 
 
 from __future__ import annotations
 
-from undertow.codegen.kernels_plan import Launch, Schedule, output_buffers, place
+from collections.abc import Callable
+
+import torch
+
+from undertow.capture import torch_api
+from undertow.codegen.kernels_plan import SLACK_NBYTES, Launch, Schedule, output_buffers, place
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.describe import describe
 from undertow.loops.dtypes import NBYTES, TORCH
@@ -21,6 +26,9 @@ from undertow.program import (
     verify,
 )
 
+Orderer = Callable[[Program], Order]
+"""Another order for the kernels and calls of a Program."""
+
 
 def kernel_program(schedule: Schedule, name: str = "kernels") -> Program:
     """The Program of a schedule, one task per step, in its order."""
@@ -34,6 +42,23 @@ def arrange(schedule: Schedule, order: Order, program: Program | None = None) ->
     place(schedule)
 
 
+def reorder(schedule: Schedule, order: Orderer) -> bool:
+    """Put a schedule's steps into the order that `order` finds, and say whether they moved. Where
+    memory as it is then placed is more than eager needs, and than before, they stay as they were.
+    """
+    program = kernel_program(schedule)
+    found = order(program)
+    if found == Order.captured(program):
+        return False
+    steps, peak = schedule.steps, schedule.peak
+    arrange(schedule, found, program)
+    if schedule.peak <= max(peak, schedule.eager + SLACK_NBYTES):
+        return True
+    schedule.steps = steps
+    place(schedule)
+    return False
+
+
 class _Builder:
     def __init__(self, schedule: Schedule, name: str) -> None:
         self.schedule = schedule
@@ -43,6 +68,8 @@ class _Builder:
         self.started: dict[int, int] = {}  # the start that fills a buffer
         self.groups: dict[str, int] = {}
         self.names: set[str] = set()
+        self.last_draw = -1  # draws of random numbers stay in sequence, to draw the same ones,
+        self.last_effect = -1  # and so does what is called for its effect alone
 
     def build(self) -> Program:
         for at, step in enumerate(self.schedule.steps):
@@ -104,18 +131,28 @@ class _Builder:
         elif is_wait(step.node):
             self.wait(name, step)
         else:
-            self.builder.compute(
-                name,
-                reads=[self.ref(n) for n in dict.fromkeys(step.reads)],
-                writes=[self.ref(n) for n in dict.fromkeys(step.writes)],
-                work=describe(step.node),
-            )
+            self.call(name, step)
+
+    def call(self, name: str, step: Extern) -> None:
+        """A call of ATen, after those that it must not overtake although no buffer says so."""
+        draws, acts = _draws(step), not step.writes
+        after = [self.last_draw] if draws and self.last_draw >= 0 else []
+        after += [self.last_effect] if acts and self.last_effect >= 0 else []
+        task = self.builder.compute(
+            name,
+            reads=[self.ref(n) for n in dict.fromkeys(step.reads)],
+            writes=[self.ref(n) for n in dict.fromkeys(step.writes)],
+            work=describe(step.node),
+            after=after,
+        )
+        self.last_draw = task if draws else self.last_draw
+        self.last_effect = task if acts else self.last_effect
 
     def start(self, name: str, step: Extern, group: str) -> None:
         call = collective_call(step.node)
         assert call is not None
         if group not in self.groups:
-            self.groups[group] = self.builder.group(group)
+            self.groups[group] = self.builder.group(group, torch_api.ranks_of_group(group))
         task = self.builder.start(
             name,
             self.groups[group],
@@ -137,6 +174,13 @@ class _Builder:
         for number in step.outputs:
             if number is not None and step.reads:
                 self.refs[number] = self.ref(step.reads[0])
+
+
+def _draws(step: Extern) -> bool:
+    """Whether a call draws random numbers, itself or by an operator that it is given."""
+    called = (step.node.target, *step.node.args)
+    seeded = torch.Tag.nondeterministic_seeded
+    return any(seeded in getattr(item, "tags", ()) for item in called)
 
 
 def _nbytes(buffer: Buffer) -> int:

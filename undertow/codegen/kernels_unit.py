@@ -16,6 +16,11 @@ def segments(schedule: Schedule) -> list[list[int] | int]:
     """Runs of launches and products (as lists of steps) and ATen calls (as steps), in order."""
     if schedule.runs is not None:
         return schedule.runs
+    if schedule.apart:
+        calls = (isinstance(step, Extern) for step in schedule.steps)
+        return [
+            at if is_call and at not in schedule.gemms else [at] for at, is_call in enumerate(calls)
+        ]
     found: list[list[int] | int] = []
     held = _held(schedule)
     for combo in schedule.combos:  # not to be torn apart

@@ -32,6 +32,7 @@ from undertow.loops.space import Place, match
 SIBLINGS_TRIED = 4  # kernels that read the same buffer, latest first
 MOST_CONSUMERS = 64  # of a kernel that is moved
 MOST_PULLED = 3  # kernels that are moved up for one nest
+UNDER = "it would delay a collective's start, and move work from under it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ class _Fuser:
         if self.part(group.members[0].nest) != self.part(nest):
             return "it would need more memory at once"
         if group.order < self.last_start:
-            return "it would move work from under a collective to before its start"
+            return UNDER
         if group.instrs + len(nest.body) > MOST_INSTRS:
             return "the kernel has too many instructions"
         if len(group.operands) + len(nest.reads) > MOST_OPERANDS:
@@ -340,6 +341,8 @@ class _Fuser:
             return None
         found = self.try_join(slot, nest)
         if isinstance(found, str):
+            if found is UNDER:
+                self.refusals.append(Refusal(nest.origin, slot.members[-1].nest.origin, found))
             return None
         place, level = found
         moves = []
@@ -365,7 +368,9 @@ class _Fuser:
         if self.part(other.members[0].nest) != self.part(nest):
             return
         if other.order < self.last_wait < group.order:
-            return  # work that hides a collective stays before the wait
+            reason = "it would move work that hides a collective behind its wait"
+            self.refusals.append(Refusal(nest.origin, other.members[-1].nest.origin, reason))
+            return
         if not self.policy.across_loops and group.kind != "flat":
             return
         if other.kind != "flat" or any(member.late for member in other.members):

@@ -345,8 +345,8 @@ def _polished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
 
 def _search(best: Candidate, bounds: Bounds, steps: int) -> Candidate:
     program = best.merged.program
-    if best.rank(bounds)[0] > 0:
-        return best  # the search only moves between orders that fit
+    if best.rank(bounds)[0] > 0 or not steps:
+        return best  # the search only moves between orders that fit, and where it may
     known, limits = best.timeline.total_ns, (bounds.peak_nbytes, bounds.in_flight_nbytes)
     found = beam(program, known, *limits, steps)
     if found.order is not None:
