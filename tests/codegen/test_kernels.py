@@ -72,18 +72,17 @@ def test_results_and_kernel_counts(name: str) -> None:
     assert compiled.kernels == kernels
 
 
-@pytest.mark.parametrize("width", [2048, 2051])
-def test_large_results_are_written_past_the_caches(width: int) -> None:
-    x, b = torch.randn(2050, width), torch.randn(width)
+@pytest.mark.parametrize("sizes", [(300, 64), (300, 131), (200, 5, 70)])
+def test_sums_of_columns_are_added_in_blocks(sizes: tuple[int, ...]) -> None:
+    x, y = torch.randn(sizes), torch.randn(sizes)
 
-    def program(x, b):  # type: ignore[no-untyped-def]
-        return [x * 2 + b, x - b]
+    def program(x, y):  # type: ignore[no-untyped-def]
+        return [torch.relu(x * y), (x * y).sum(0), (x + y).sum(0)]
 
-    compiled = compile_function(program, x, b)
-    assert "stream(" in compiled.cpp
-    torch.testing.assert_close(compiled(x, b), program(x, b))
-    small = compile_function(program, x[:64], b)
-    assert "stream(" not in small.cpp
+    compiled = compile_function(program, x, y)
+    assert "_end(" in compiled.cpp
+    assert compiled.kernels == 1
+    same(compiled(x, y), program(x, y), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])

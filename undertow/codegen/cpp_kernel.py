@@ -7,7 +7,6 @@ results per part, and a second function combines them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from undertow.codegen.cpp_ops import C_TYPES, STORED
@@ -15,7 +14,7 @@ from undertow.codegen.cpp_text import BLOCK, Text, is_long
 from undertow.codegen.cpp_tiles import TILE, Tiles, find_tiles
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Buffer, product
-from undertow.loops.kernel import Kernel, KernelStore
+from undertow.loops.kernel import Kernel
 from undertow.loops.passes import Pass, plan_passes, work
 from undertow.loops.sizes import ceil_div, declared, hint_of, is_symbolic
 
@@ -25,10 +24,6 @@ ROWS_PER_PART = 64  # at least, in late reductions
 MOST_PARTS = 64
 PARTS_IF_UNKNOWN = 8  # at least, where the number of rows is a symbol
 ANGLES = 1024  # sines and cosines between two looks at how large their arguments are
-STREAM_BLOCK = 512  # elements that are collected before they are written past the caches
-STREAM_NBYTES = 4 << 20  # of a result, at least, and
-STREAM_TOUCHED = 12 << 20  # of all that the kernel reads and writes
-STREAM_WEIGHT = 12  # additions per element: work that does not hide the memory
 VECTOR = 16  # float32 in the widest register
 LONGEST_WITH_TAIL = 2048  # elements of a row; in longer ones what is left does not count
 _LIBRARY_CALLS = """
@@ -59,10 +54,9 @@ class Source:
     stack: int = 0  # bytes of rows that it keeps on a thread's stack
 
 
-def kernel_source(kernel: Kernel, buffers: list[Buffer], outputs: Collection[int] = ()) -> Source:
-    """Generate a kernel. `outputs` are buffers that are read, if at all, after the graph."""
+def kernel_source(kernel: Kernel, buffers: list[Buffer]) -> Source:
+    """Generate a kernel."""
     writer = _Writer(kernel, buffers)
-    writer.streamed = _streamed(kernel, buffers, outputs)
     source = writer.write()
     source.text, source.sized = declared(source.text, len(source.buffers) + bool(source.scratch))
     source.is_symbolic = source.sized or is_symbolic(source.work)
@@ -70,30 +64,8 @@ def kernel_source(kernel: Kernel, buffers: list[Buffer], outputs: Collection[int
     return source
 
 
-def _streamed(kernel: Kernel, buffers: list[Buffer], outputs: Collection[int]) -> frozenset[int]:
-    """Results to write past the caches: of kernels that do little but move more than those hold."""
-    touched = sum(buffers[n].nbytes for n in (*kernel.reads, *kernel.writes))
-    per_element = work(kernel) // max(product(kernel.loops), 1)
-    plain = kernel.kind == "rows" and not kernel.late and bool(kernel.inner)
-    if not plain or touched < STREAM_TOUCHED or per_element > STREAM_WEIGHT:
-        return frozenset()
-    return frozenset(
-        store.buffer
-        for store in kernel.stores
-        if store.level == "element"
-        and store.buffer in outputs
-        and store.buffer not in kernel.reads
-        and buffers[store.buffer].dtype == "f32"
-        and buffers[store.buffer].nbytes >= STREAM_NBYTES
-        and store.strides[-1] == 1
-        and kernel.inner[-1] >= STREAM_BLOCK
-    )
-
-
 class _Writer(Text):
     """Writes the loops."""
-
-    streamed: frozenset[int] = frozenset()  # buffers that are written past the caches
 
     # -- the function -----------------------------------------------------------------------
 
@@ -136,8 +108,6 @@ class _Writer(Text):
         if kernel.late:
             self.finish_late()
             self.close()
-        if self.streamed:
-            self.put("stream_end();")
         text = "static void @(char **P, i64 begin, i64 end) {\n" + "\n".join(self.lines) + "\n}\n"
         scratch = 0
         if kernel.late:
@@ -176,7 +146,6 @@ class _Writer(Text):
     def tiles(self, tiles: Tiles) -> Source:
         """Square tiles of the innermost loop and the one along which some loads are contiguous."""
         kernel = self.kernel
-        self.streamed = frozenset()
         count, width = kernel.outer[tiles.loop], kernel.inner[0]
         tall, wide = ceil_div(count, TILE), ceil_div(width, TILE)
         self.declare()
@@ -216,9 +185,11 @@ class _Writer(Text):
         return any(store.level == "row" for store in self.kernel.stores)
 
     def count_parts(self, total: int, flat: bool) -> int:
+        """A power of two, which threads can share evenly."""
         each = BLOCK * 4 if flat else ROWS_PER_PART
         least = PARTS_IF_UNKNOWN if is_symbolic(total) else 1
-        return max(least, min(MOST_PARTS, hint_of(total) // each))
+        wanted = max(least, min(MOST_PARTS, hint_of(total) // each))
+        return int(1 << (wanted.bit_length() - 1))
 
     def outer_indices(self, row: str) -> None:
         sizes = self.kernel.outer
@@ -304,10 +275,6 @@ class _Writer(Text):
         """The innermost loop of a pass. Where it has sines or cosines, a block at a time, and in
         another way if a block has an angle that the fast ones cannot do."""
         angles = self.angles(this)
-        past = [store for store in this.stores if store.buffer in self.streamed]
-        if past and not angles:
-            self.innermost_streamed(this, low, high, sums, past)
-            return
         if not angles or not self.kernel.inner:
             self.far = bool(angles)
             self.innermost_loop(this, low, high, sums)
@@ -331,24 +298,6 @@ class _Writer(Text):
         self.open("else {")
         self.innermost_loop(this, "g", "h", sums)
         self.close()
-        self.close()
-
-    def innermost_streamed(
-        self, this: Pass, low: str, high: str, sums: list[int], past: list[KernelStore]
-    ) -> None:
-        """The innermost loop in blocks whose results are collected and written past the caches."""
-        last = len(self.kernel.inner) - 1
-        slots = [self.slots[store.buffer] for store in past]
-        self.open(f"for (i64 g = {low}; g < {high}; g += {STREAM_BLOCK}) {{")
-        self.put(f"const i64 h = g + {STREAM_BLOCK} < {high} ? g + {STREAM_BLOCK} : {high};")
-        for slot in slots:
-            self.put(f"f32 n{slot}[{STREAM_BLOCK}] __attribute__((aligned(64)));")
-        self.past = self.streamed
-        self.innermost_loop(this, "g", "h", sums)
-        self.past = frozenset()
-        for slot, store in zip(slots, past, strict=True):
-            address = self.address(store.strides, store.offset).replace(f"i{last}", "g")
-            self.put(f"stream(p{slot} + ({address}), n{slot}, h - g);")
         self.close()
 
     def angles(self, this: Pass) -> list[int]:

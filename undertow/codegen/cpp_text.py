@@ -13,6 +13,7 @@ from undertow.loops.passes import Pass
 from undertow.loops.sizes import is_symbolic
 
 BLOCK = 4096  # elements summed in float32 before the sum goes to a wider one
+COLUMNS = 64  # whose partial sums are added together
 _IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
 _SIMD = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 
@@ -33,7 +34,6 @@ class Text:
     passes: list[Pass] = field(default_factory=list)
     parts: int = 0
     in_order: bool = False  # whether iterations of the innermost loop may depend on each other
-    past: frozenset[int] = frozenset()  # buffers whose values the loop being written collects
     tiled: frozenset[int] = frozenset()  # loads whose tiles have been turned round
     far: bool = False  # whether the loop being written is for angles of any size
 
@@ -129,9 +129,6 @@ class Text:
             return f"{target} = " + expression(
                 Instr("add", dtype), [target, self.name(store.value)], dtype
             )
-        if store.buffer in self.past and store.level == "element":
-            last = len(self.kernel.inner) - 1
-            return f"n{slot}[i{last} - g] = {self.name(store.value)}"
         return f"p{slot}[{address}] = {kept(self.name(store.value), stored)}"
 
     # -- reductions -------------------------------------------------------------------------
@@ -275,51 +272,70 @@ class Text:
 
     def combine(self) -> str:
         """The function that turns partial results into results."""
-        kernel = self.kernel
         self.lines = []
         self.declare()
-        slot = len(self.slots)
-        columns = any(self.is_column(number) for number in kernel.late)
-        if columns:
-            for k, size in enumerate(kernel.inner):
-                self.open(f"for (i64 i{k} = 0; i{k} < {size}L; ++i{k}) {{")
-        for columnar in (True, False):
-            self.combine_kind(columnar, slot)
-            if columnar and columns:
-                for _ in kernel.inner:
-                    self.close()
+        if any(self.is_column(number) for number in self.kernel.late):
+            self.combine_columns()
+        singles = [number for number in self.kernel.late if not self.is_column(number)]
+        for number in singles:
+            kind = self.wide(number)
+            self.put(f"{kind} w{number} = {self.identity(number)};")
+            self.put(f"for (i64 part = 0; part < {self.parts}; ++part)")
+            sum_of = self.combined(number, f"w{number}", f"{self.partial(number, kind)}[part]")
+            self.put(f"  w{number} = {sum_of};")
+        self.late_values(singles, "")
         return "static void @_end(char **P) {\n" + "\n".join(self.lines) + "\n}\n"
 
-    def combine_kind(self, columnar: bool, slot: int) -> None:
+    def combine_columns(self) -> None:
+        """Sums per column: a block of columns at a time, so that rows of parts are vectors."""
+        inner = self.kernel.inner
+        last = len(inner) - 1
+        columns = [number for number in self.kernel.late if self.is_column(number)]
+        for k, size in enumerate(inner[:-1]):
+            self.open(f"for (i64 i{k} = 0; i{k} < {size}L; ++i{k}) {{")
+        self.open(f"for (i64 c = 0; c < {inner[-1]}L; c += {COLUMNS}) {{")
+        self.put(f"const i64 n = c + {COLUMNS} < {inner[-1]}L ? {COLUMNS} : {inner[-1]}L - c;")
+        for number in columns:
+            kind = C_TYPES[self.kernel.code[number].dtype]
+            self.put(f"{kind} w{number}[{COLUMNS}] __attribute__((aligned(64)));")
+            self.put(f"for (i64 j = 0; j < {COLUMNS}; ++j) w{number}[j] = {self.identity(number)};")
+            self.open(f"for (i64 part = 0; part < {self.parts}; ++part) {{")
+            self.put("#pragma omp simd")
+            self.open("for (i64 j = 0; j < n; ++j) {")
+            self.put(f"const i64 i{last} = c + j;")
+            place = f"part * {self.late_width(number)}L + {self.linear()}"
+            item = f"{self.partial(number, kind)}[{place}]"
+            self.put(f"w{number}[j] = {self.combined(number, f'w{number}[j]', item)};")
+            self.close()
+            self.close()
+        self.put("#pragma omp simd")
+        self.open("for (i64 j = 0; j < n; ++j) {")
+        self.put(f"const i64 i{last} = c + j;")
+        self.late_values(columns, "[j]")
+        self.close()
+        for _ in inner:
+            self.close()
+
+    def partial(self, number: int, kind: str) -> str:
+        """The partial results of a late reduction."""
+        return f"(({kind} *)(P[{len(self.slots)}] + 8 * {self.late_places()[number]}L))"
+
+    def late_values(self, sums: list[int], place: str) -> None:
+        """What is computed from late reductions that are all of one kind, and its stores."""
         kernel = self.kernel
-        mine: set[int] = set()
+        mine = set(sums)
         for number, instr in enumerate(kernel.code):
             if kernel.levels[number] != "late":
                 continue
-            if number in kernel.late:
-                if self.is_column(number) == columnar:
-                    mine.add(number)
-                    self.combine_one(number, slot)
+            if number in sums:
+                kind = C_TYPES[instr.dtype]
+                self.put(f"const {kind} v{number} = ({kind})w{number}{place};")
             elif any(arg in mine for arg in instr.args):
                 mine.add(number)
                 self.put(self.definition(number, instr))
         for store in kernel.stores:
             if store.level == "late" and store.value in mine:
                 self.put(self.store_text(store) + ";")
-
-    def combine_one(self, number: int, slot: int) -> None:
-        at = self.late_places()[number]
-        dtype = self.kernel.code[number].dtype
-        column = self.is_column(number)
-        kind = C_TYPES[dtype] if column else self.wide(number)
-        base = f"(({kind} *)(P[{slot}] + 8 * {at}L))"
-        place = f"part * {self.late_width(number)}L + {self.linear()}" if column else "part"
-        self.put(f"{kind} w{number} = {self.identity(number)};")
-        self.put(f"for (i64 part = 0; part < {self.parts}; ++part)")
-        item = f"{base}[{place}]"
-        nan_safe = self.combined(number, f"w{number}", item)
-        self.put(f"  w{number} = {nan_safe};")
-        self.put(f"const {C_TYPES[dtype]} v{number} = ({C_TYPES[dtype]})w{number};")
 
     # -- text -------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from undertow.loops.memory import Life, most_alive, plan_arena
 from undertow.loops.tensors import views_in
 
 MOST_POINTERS = 128  # of one kernel among many, as the prelude has room for
-FAR_NBYTES = 12 << 20  # a result of this size is out of the caches before its reader comes
 
 
 @dataclass(slots=True)
@@ -74,7 +73,6 @@ def schedule(
     but some; if `tight`, kernels that make much are not run together with others."""
     result = Schedule(lowered, tight=tight)
     needed = materialised(lowered, fused)
-    unread = _unread(lowered, fused)
     names: dict[str, str] = {}
     for k, step in enumerate(fused.steps):
         if only is not None and k not in only:
@@ -85,7 +83,7 @@ def schedule(
         kernel = build_kernel(step, needed[k], lowered.buffers)
         if not kernel.stores:
             continue
-        source = kernel_source(kernel, lowered.buffers, unread)
+        source = kernel_source(kernel, lowered.buffers)
         name = names.setdefault(source.text, f"k{len(names)}")
         result.texts.setdefault(name, source.text)
         alone = tight and _makes_much(kernel, lowered)
@@ -112,20 +110,6 @@ def drop_dead(lowered: Lowered) -> None:
         live.update(step.reads)
         kept.append(step)
     lowered.steps[:] = kept[::-1]
-
-
-def _unread(lowered: Lowered, fused: Fused) -> set[int]:
-    """Outputs that nothing in the graph reads again, or that no cache would hold until it does."""
-    readers: dict[int, int] = {}
-    for step in fused.steps:
-        mine = () if isinstance(step, Extern) else step.made
-        for number in set(step.reads if isinstance(step, Extern) else step.read).difference(mine):
-            readers[number] = readers.get(number, 0) + 1
-    return {
-        number
-        for number in output_buffers(lowered)
-        if not readers.get(number) or lowered.buffers[number].nbytes >= FAR_NBYTES
-    }
 
 
 def materialised(lowered: Lowered, fused: Fused) -> list[set[int]]:

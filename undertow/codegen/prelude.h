@@ -336,19 +336,6 @@ INLINE f32 u_normal(i64 key, i64 at, i64 stream) {
   return u_sqrt(-2.0f * u_log(u)) * u_cos(6.28318530718f * v);
 }
 
-#if defined(__AVX512F__)
-typedef f32 Vector __attribute__((vector_size(64), may_alias));
-typedef f32 Loosely __attribute__((vector_size(64), aligned(4), may_alias));
-#define STREAM_ONE(to, v) __builtin_ia32_movntps512((f32 *)(to), v)
-#elif defined(__AVX__)
-typedef f32 Vector __attribute__((vector_size(32), may_alias));
-typedef f32 Loosely __attribute__((vector_size(32), aligned(4), may_alias));
-#define STREAM_ONE(to, v) __builtin_ia32_movntps256((f32 *)(to), v)
-#endif
-#if defined(__clang__)
-#undef STREAM_ONE
-#define STREAM_ONE(to, v) __builtin_nontemporal_store(v, to)
-#endif
 // A tile of `rows` rows with `step` from one to the next, its columns as rows of N elements.
 template <int N, class T>
 INLINE void turn_tile(const T *from, i64 step, T *to, i64 rows, i64 columns) {
@@ -356,6 +343,8 @@ INLINE void turn_tile(const T *from, i64 step, T *to, i64 rows, i64 columns) {
     for (i64 k = 0; k < columns; ++k) to[k * N + i] = from[i * step + k];
 }
 #if defined(__AVX512F__) && !defined(__clang__)
+typedef f32 Vector __attribute__((vector_size(64), may_alias));
+typedef f32 Loosely __attribute__((vector_size(64), aligned(4), may_alias));
 typedef i32 Places __attribute__((vector_size(64), may_alias));
 // Four rounds of laying the upper half of the rows between the lower one turn 16 by 16 round.
 INLINE void lay_between(const Vector *a, Vector *b) {
@@ -383,22 +372,6 @@ template <int N> INLINE void turn_tile(const f32 *from, i64 step, f32 *to, i64 r
     for (i64 k = 0; k < columns; ++k) to[k * N + i] = from[i * step + k];
 }
 #endif
-// Copy a block past the caches, which keep what is still wanted: for results that nobody reads soon.
-INLINE void stream(f32 *to, const f32 *from, i64 n) {
-  i64 i = 0;
-#if defined(__AVX__)
-  for (; i < n && ((u64)(to + i) & (sizeof(Vector) - 1)); ++i) to[i] = from[i];
-  for (; i + (i64)(sizeof(Vector) / 4) <= n; i += sizeof(Vector) / 4)
-    STREAM_ONE((Vector *)(to + i), *(const Loosely *)(from + i));
-#endif
-  for (; i < n; ++i) to[i] = from[i];
-}
-INLINE void stream_end() {
-#if defined(__AVX__)
-  __builtin_ia32_sfence();
-#endif
-}
-
 extern "C" void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned);
 extern "C" int omp_get_max_threads(void);
 extern "C" int omp_get_thread_num(void);
