@@ -44,6 +44,29 @@ def test_the_gradient_of_a_weight_hides_the_reduction_of_the_activation():
     assert found.timeline.exposed_ns == 0
 
 
+def test_work_goes_behind_the_first_of_the_collectives_that_end_a_step():
+    program = parse_program("""
+        group shard
+        group replicate
+        input x 1B
+        buffer dw 1B
+        buffer dx 1B
+        buffer part 1B
+        output w 1B
+        output e 1B
+        weight  compute 10us reads x writes dw
+        act     compute 20us reads x writes dx
+        update  compute 20us reads dw writes w
+        scatter start shard 10us reads dx writes part
+        here    wait scatter
+        all     start replicate 20us reads part writes e
+        done    wait all
+    """)
+    # What has to be hidden is the scatter and the reduction that waits for it.
+    assert names(program) == "act scatter weight update here all done"
+    assert solve(program, Limits(peak_ratio=None)).timeline.total_ns == 50_000
+
+
 def test_no_more_is_delayed_than_it_takes():
     text = BACKWARD.replace("weight compute", "more compute 40us reads dy\n    weight compute")
     assert names(parse_program(text)) == "top more act reduce weight done next update"

@@ -19,8 +19,8 @@ def delayed_order(facts: Facts) -> Order:
     program = facts.program
     order: list[int] = []
     begin = 0
-    for start in _blocking_starts(facts):
-        moved = _independent_before(program, start, begin)
+    for start, ns in _blocking_starts(facts):
+        moved = _independent_before(program, start, begin, ns)
         behind = set(moved)
         order += [task for task in range(begin, start) if task not in behind]
         order.append(start)
@@ -30,13 +30,36 @@ def delayed_order(facts: Facts) -> Order:
     return Order(tuple(order))
 
 
-def _blocking_starts(facts: Facts) -> list[int]:
-    """The starts to put work behind: those that compute waits for and, of those at the end of the
-    step that nothing waits for, the last one, behind which all others have been sent."""
-    starts = [start for start in facts.program.starts if _is_blocking(facts, start)]
-    end = len(facts.program)
-    last = facts.program.starts[-1:]
-    return [start for start in starts if facts.first_use[start] < end or start in last]
+def _blocking_starts(facts: Facts) -> list[tuple[int, int]]:
+    """The starts to put work behind, and how much: those that compute waits for and, of those at
+    the end of the step that nothing waits for, the last one, behind which all others have been
+    sent. If that one waits for others (an all-reduce of what was scattered), the first of them."""
+    program, end = facts.program, len(facts.program)
+    if not program.starts:
+        return []
+    chain = _chain_up_to(program, program.starts[-1])
+    chained = set(chain)
+    found = []
+    for start in program.starts:
+        if start not in chained and facts.first_use[start] < end and _is_blocking(facts, start):
+            found.append((start, program.tasks[start].ns))
+        elif start == chain[0] and _is_blocking(facts, chain[-1]):
+            found.append((start, sum(program.tasks[each].ns for each in chain)))
+    return found
+
+
+def _chain_up_to(program: Program, last: int) -> list[int]:
+    """The collectives that come one after another with nothing but views between, up to `last`."""
+    chain, task = [last], last
+    while sources := program.predecessors[task]:
+        task = sources[-1]
+        kind = program.tasks[task].kind
+        if kind is Kind.WAIT:
+            task = program.tasks[task].start
+            chain.append(task)
+        elif kind is not Kind.VIEW:
+            break
+    return chain[::-1]
 
 
 def _is_blocking(facts: Facts, start: int) -> bool:
@@ -48,14 +71,14 @@ def _is_blocking(facts: Facts, start: int) -> bool:
     return is_produced and cover < facts.program.tasks[start].ns
 
 
-def _independent_before(program: Program, start: int, begin: int) -> list[int]:
+def _independent_before(program: Program, start: int, begin: int, ns: int) -> list[int]:
     """Tasks before `start`, not before position `begin`, that it does not depend on: those nearest
-    to it, until their compute covers it."""
+    to it, until their compute covers so much."""
     needed = set(program.predecessors[start])
     found: list[int] = []
     cover = 0
     for task in range(start - 1, begin - 1, -1):
-        if cover >= program.tasks[start].ns:
+        if cover >= ns:
             break
         if task in needed:
             needed.update(program.predecessors[task])
