@@ -21,9 +21,8 @@ from undertow.codegen.load import Run
 from undertow.errors import UndertowError
 from undertow.loops import decompose
 from undertow.loops.random import use_own_stream
+from undertow.loops.random_states import with_states
 from undertow.runtime.notices import say_once
-
-_RNG_STATES = ("run_and_save_rng_state", "run_with_rng_state")
 
 
 def settled(options: BackendOptions, inputs: Sequence[Any]) -> BackendOptions:
@@ -67,12 +66,15 @@ def compile_native(
 ) -> Native | None:
     """The graph on kernels of our own, in the order that `order` finds for them; None if it must
     run as ATen calls."""
-    if any(str(node.target) in _RNG_STATES for node in gm.graph.nodes):
+    known = with_states(gm)
+    if known is None:
         say_once(
             "native fallback",
-            f"{label} runs with codegen='aten': its checkpoints keep states of random generators",
+            f"{label} runs with codegen='aten': its checkpoints keep states of random generators "
+            "in a way that is not known",
         )
         return None
+    gm = known
     if random == "own":
         gm = use_own_stream(gm)
     try:

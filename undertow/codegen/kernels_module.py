@@ -292,7 +292,8 @@ class _Writer:
         self.hold(number)
 
     def function(self, target: Any) -> str:
-        name = str(target).replace(".", "_").replace(":", "_").replace("<", "").replace(">", "")
+        spelt = str(target) if isinstance(target, OpOverload) else target.__name__
+        name = spelt.replace(".", "_").replace(":", "_").replace("<", "").replace(">", "")
         name = "".join(ch if ch.isalnum() or ch == "_" else "_" for ch in name)
         self.names[name] = target
         return name

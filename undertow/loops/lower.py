@@ -33,6 +33,7 @@ from undertow.loops.ir import (
     span_of,
 )
 from undertow.loops.pointwise import POINTWISE
+from undertow.loops.random_states import run_and_save, run_with
 from undertow.loops.recipes import Recipe, make_recipe
 from undertow.loops.sizes import DynamicShapesError, InexactSizeError, Scalar, Size
 from undertow.loops.symbols import meta_tensor
@@ -150,7 +151,9 @@ class Lowering:
         if getattr(target, "__name__", "") == "getitem":
             return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
         if not isinstance(target, OpOverload):
-            return self.extern(node, "not an operator of ATen")
+            kept = "a checkpoint keeps the state of its random generator"
+            is_kept = target in (run_and_save, run_with)
+            return self.extern(node, kept if is_kept else "not an operator of ATen")
         name = target._schema.name.partition("::")[2]
         if str(target).startswith("_c10d_functional.wait_tensor"):
             return self.wait(node)
@@ -409,7 +412,7 @@ class Lowering:
 
     def extern(self, node: fx.Node, reason: str = "what it copies overlaps") -> Any:
         target: Any = node.target
-        name = str(target)
+        name = str(target) if isinstance(target, OpOverload) else str(target.__name__)
         self.result.fallbacks[name] = self.result.fallbacks.get(name, 0) + 1
         reasons = self.result.reasons.setdefault(name, {})
         reasons[reason] = reasons.get(reason, 0) + 1
