@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from tests.codegen.test_kernels_dynamic import symbolic
+from tests.codegen.test_kernels_memory import CUT, SIDE, random_program
 from tests.loops.compiling import same
 from undertow.backend import undertow
-from undertow.codegen import kernels_symbolic
+from undertow.codegen import kernels_dynamic, kernels_gemm, kernels_peak, kernels_symbolic
 from undertow.codegen.kernels_dynamic import AnySizes, ways
+from undertow.codegen.kernels_plan import SLACK_NBYTES
 
 
 def check(function, shapes, sizes):  # type: ignore[no-untyped-def]
@@ -138,3 +140,78 @@ def test_a_model_of_dynamic_batch_and_sequence_is_compiled_once() -> None:
     for batch, length in ((1, 5), (1, 1)):  # sizes of 1 are compiled by themselves
         tokens = torch.randint(0, 20, (batch, length))
         same(step(compiled, tokens), step(model, tokens), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(kernels_gemm.blas() is None, reason="torch does not show its BLAS")
+def test_products_of_symbolic_sizes_are_called_from_the_kernels() -> None:
+    def function(x, w, b, v, y):  # type: ignore[no-untyped-def]
+        hidden = torch.addmm(b, x, w).relu()
+        scores = torch.bmm(y, v.expand(y.shape[0], 6, 5)).exp()
+        return [hidden.t() @ x, scores, x @ x.t(), x[:, 1:3] @ w[:2]]
+
+    shapes = (
+        lambda n: (n, 7),
+        lambda n: (7, 6),
+        lambda n: (6,),
+        lambda n: (6, 5),
+        lambda n: (2 * n + 1, 4, 6),
+    )
+    compiled = check(function, shapes, [(33,), (2,), (9,), (50,), (3,)])
+    assert compiled.cpp.count("gemm<f32>(P") == 4
+    assert compiled.cpp.count("gemm_many<f32>(P") == 1
+    assert "torch." not in compiled.python.replace("torch.float32", "")
+
+
+@pytest.mark.skipif(kernels_gemm.blas() is None, reason="torch does not show its BLAS")
+def test_a_product_that_is_empty_for_some_sizes_has_kernels_of_its_own_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kernels_dynamic._say_once.cache_clear()
+    x = torch.randn(12, 5)
+    compiled = symbolic(lambda x: [x[4:].t() @ x[4:]], x)
+    assert isinstance(compiled, AnySizes)
+    same(compiled(x), [x[4:].t() @ x[4:]])
+    assert compiled.compilations == 1
+    compiled.symbolic.plan.gemms[next(iter(compiled.symbolic.plan.gemms))] = Never()
+    other = torch.randn(9, 5)
+    with caplog.at_level(logging.WARNING):
+        same(compiled(other), [other[4:].t() @ other[4:]])
+    assert compiled.compilations == 2
+    assert "kernels of their own" in caplog.text
+
+
+class Never:
+    """A product that fits no sizes."""
+
+    def fits(self, values: list[int]) -> bool:
+        return False
+
+
+def test_small_kernels_of_symbolic_sizes_share_a_parallel_region() -> None:
+    def function(x, y):  # type: ignore[no-untyped-def]
+        return [x.sin().cos().tan(), y.exp().sum(1), x.t().tanh().contiguous().erf()]
+
+    compiled = check(function, (lambda n: (n, 64), lambda n: (2 * n, 40)), [(50,), (3,), (1500,)])
+    assert compiled.symbolic.plan.combos
+    assert "run_combo(items" in compiled.cpp
+
+
+def test_rows_of_symbolic_length_end_in_a_masked_vector() -> None:
+    def function(x):  # type: ignore[no-untyped-def]
+        return [x.softmax(-1), (x * 2).sum(-1)]
+
+    compiled = check(function, (lambda n: (5, n),), [(40,), (16,), (17,), (18,), (3,), (2500,)])
+    assert "lane < rest" in compiled.cpp
+
+
+def test_the_peak_of_symbolic_sizes_is_held_as_that_of_numbers_is() -> None:
+    """Fused as they would be otherwise, these need more than their operators do."""
+    program = random_program(CUT)
+    a, b = torch.rand(SIDE, SIDE) / SIDE, torch.rand(SIDE, SIDE) / SIDE
+    before = kernels_peak.counts.repaired
+    compiled = symbolic(program, a, b)
+    assert isinstance(compiled, AnySizes)
+    assert kernels_peak.counts.repaired == before + 1
+    same(compiled(a, b), program(a, b), rtol=1e-4, atol=1e-4)
+    (memory,) = [found.memory for found in compiled.symbolic.bindings.values()]
+    assert memory["peak"] <= memory["eager"] + SLACK_NBYTES

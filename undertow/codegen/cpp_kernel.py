@@ -39,6 +39,13 @@ def worth(additions: int) -> int:
     return max(1, min(additions // WORTH, 1 << 20))
 
 
+def worth_text(additions: int) -> str:
+    """The same in C++, also of work whose size is a symbol."""
+    if is_symbolic(additions):
+        return f"{additions}L / {WORTH}L"
+    return f"{worth(additions)}L"
+
+
 @dataclass(slots=True)
 class Source:
     """A kernel's C++ text, the same for kernels of the same structure, and how to launch it."""
@@ -333,6 +340,10 @@ class _Writer(Text):
             self.iteration(this, sums)
             self.close()
             return
+        if self.has_open_tail(clauses, low, high):
+            assert clauses is not None
+            self.open_tail(this, sums, clauses, high)
+            return
         whole, rest = self.tail(clauses, low, high)
         if whole:
             if clauses is not None:
@@ -359,6 +370,31 @@ class _Writer(Text):
         if not fixed or count > LONGEST_WITH_TAIL or count % VECTOR < 2 or not self.is_maskable():
             return count, 0
         return count - count % VECTOR, count % VECTOR
+
+    def has_open_tail(self, clauses: str | None, low: str, high: str) -> bool:
+        """Whether what is left of a row of symbolic length should be masked."""
+        count = self.kernel.inner[-1]
+        whole = (low, high) == ("0", f"{count}L") and clauses is not None
+        short = is_symbolic(count) and hint_of(count) <= LONGEST_WITH_TAIL
+        return whole and short and self.is_maskable()
+
+    def open_tail(self, this: Pass, sums: list[int], clauses: str, high: str) -> None:
+        """The innermost loop over a length that is not known yet: vectors, then a masked one."""
+        last = len(self.kernel.inner) - 1
+        self.open("{")
+        self.put(f"const i64 rest = {high} % {VECTOR}, full = rest > 1 ? {high} - rest : {high};")
+        self.put(f"#pragma omp simd{clauses}")
+        self.open(f"for (i64 i{last} = 0; i{last} < full; ++i{last}) {{")
+        self.iteration(this, sums)
+        self.close()
+        self.open(f"if (full < {high}) {{")
+        self.put(f"#pragma omp simd{clauses}")
+        self.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
+        self.open("if (lane < rest) {")
+        self.put(f"const i64 i{last} = full + lane;")
+        self.iteration(this, sums)
+        for _ in range(4):
+            self.close()
 
     def is_maskable(self) -> bool:
         """Whether a body is all float32, for which a vector is one register."""

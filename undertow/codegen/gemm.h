@@ -32,17 +32,28 @@ INLINE void blas_many(i32 ta, i32 tb, i32 m, i32 n, i32 k, f64 al, const f64 **a
                       const f64 **b, i32 ldb, f64 be, f64 **c, i32 ldc, i32 count) {
   blas_db(102, &ta, &tb, &m, &n, &k, &al, a, &lda, b, &ldb, &be, c, &ldc, 1, &count);
 }
-struct Operand { i64 offset; i32 ld; bool turned; i64 batch; };
+// A kernel from one of its iterations on: for operands that are made a panel at a time.
+struct From { Part part; char **p; i64 first; };
+static void part_from(char **data, i64 begin, i64 end) {
+  From *from = (From *)data;
+  from->part(from->p, from->first + begin, from->first + end);
+}
+INLINE void run_from(Part part, char **p, i64 first, i64 count, i64 worth) {
+  From from = {part, p, first};
+  run(part_from, (char **)&from, count, worth);
+}
+struct Operand { i64 offset, ld; bool turned; i64 batch; };
 
 template <class T>
-static void gemm(char *a, Operand x, char *b, Operand y, char *c, Operand z, i32 m, i32 n, i32 k,
+static void gemm(char *a, Operand x, char *b, Operand y, char *c, Operand z, i64 m, i64 n, i64 k,
                  T alpha, T beta) {
-  blas(y.turned ? 'T' : 'N', x.turned ? 'T' : 'N', n, m, k, alpha, (T *)b + y.offset, y.ld,
-       (T *)a + x.offset, x.ld, beta, (T *)c + z.offset, z.ld);
+  blas(y.turned ? 'T' : 'N', x.turned ? 'T' : 'N', (i32)n, (i32)m, (i32)k, alpha,
+       (T *)b + y.offset, (i32)y.ld, (T *)a + x.offset, (i32)x.ld, beta, (T *)c + z.offset,
+       (i32)z.ld);
 }
 template <class T>
-static void gemm_many(char *a, Operand x, char *b, Operand y, char *c, Operand z, i32 m, i32 n,
-                      i32 k, T alpha, T beta, i32 count) {
+static void gemm_many(char *a, Operand x, char *b, Operand y, char *c, Operand z, i64 m, i64 n,
+                      i64 k, T alpha, T beta, i64 count) {
   const T **as = (const T **)__builtin_alloca(3 * sizeof(T *) * (u64)count);
   const T **bs = as + count;
   T **cs = (T **)(bs + count);
@@ -51,8 +62,8 @@ static void gemm_many(char *a, Operand x, char *b, Operand y, char *c, Operand z
     bs[i] = (T *)b + y.offset + i * y.batch;
     cs[i] = (T *)c + z.offset + i * z.batch;
   }
-  blas_many(y.turned ? 112 : 111, x.turned ? 112 : 111, n, m, k, alpha, bs, y.ld, as, x.ld, beta,
-            cs, z.ld, count);
+  blas_many(y.turned ? 112 : 111, x.turned ? 112 : 111, (i32)n, (i32)m, (i32)k, alpha, bs,
+            (i32)y.ld, as, (i32)x.ld, beta, cs, (i32)z.ld, (i32)count);
 }
 // What a product is added to, spread over the result; rows of all matrices one after the other.
 template <class T> struct Spread { const T *from; T *to; i64 rows, n, batch, row, column; };

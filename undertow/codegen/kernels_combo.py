@@ -7,7 +7,7 @@ one. What they touch must then not share memory, so combos are found before memo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from undertow.codegen.cpp_kernel import WORTH
@@ -20,8 +20,10 @@ MOST_WORK = 8 * WORTH  # element additions of one member; larger kernels fill th
 MOST_MEMBERS = 32
 
 
-def find_combos(steps: Sequence[Launch | Extern]) -> list[range]:
-    """Runs of steps that go together, each of two or more."""
+def find_combos(
+    steps: Sequence[Launch | Extern], alone: Collection[int] = frozenset()
+) -> list[range]:
+    """Runs of steps that go together, each of two or more; those in `alone` do not."""
     found: list[range] = []
     first = 0
     reads: set[int] = set()
@@ -32,7 +34,7 @@ def find_combos(steps: Sequence[Launch | Extern]) -> list[range]:
             found.append(range(first, end))
 
     for at, step in enumerate(steps):
-        fits = not isinstance(step, Extern) and _is_small(step)
+        fits = not isinstance(step, Extern) and at not in alone and _is_small(step)
         if not fits or at - first >= MOST_MEMBERS or _depends(step, reads, writes):
             close(at)
             first = at if fits else at + 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from undertow.codegen.cpp_kernel import worth
+from undertow.codegen.cpp_kernel import worth_text
 from undertow.loops.ir import Buffer, Extern, View
+from undertow.loops.sizes import at, is_symbolic
 
 _log = logging.getLogger(__name__)
 _TYPES = {"f32": "f32", "f64": "f64"}
@@ -72,18 +74,10 @@ class Gemm:
         extra = () if self.added is None else (self.added.buffer,)
         return (self.a.buffer, self.b.buffer, self.c.buffer, *extra)
 
-    def lines(self, slots: dict[int, int]) -> list[str]:
+    def lines(self, slots: Mapping[int, int]) -> list[str]:
         """The C++ that does it."""
         a, b, c = (f"P[{slots[operand.buffer]}]" for operand in (self.a, self.b, self.c))
-        found = []
-        if self.added is not None:
-            count = max(self.count, 1)
-            batch, row, column = self.added.strides
-            found.append(
-                f"  spread<{self.dtype}>(P[{slots[self.added.buffer]}], {self.added.offset}L, "
-                f"{batch}L, {row}L, {column}L, {c}, {count}L, {self.m}L, {self.n}L, "
-                f"{worth(2 * count * self.m * self.n)}L);"
-            )
+        found = self.spread_lines(slots)
         name = "gemm_many" if self.count else "gemm"
         numbers = f"{self.m}, {self.n}, {self.k}, {self.alpha!r}, {self.beta!r}"
         numbers += f", {self.count}" if self.count else ""
@@ -93,6 +87,39 @@ class Gemm:
         )
         found.append(f"  {name}<{self.dtype}>({', '.join(pairs)}, {numbers});")
         return found
+
+    def spread_lines(self, slots: Mapping[int, int]) -> list[str]:
+        """The C++ that puts what is added where the result will be."""
+        if self.added is None:
+            return []
+        count = max(self.count, 1)
+        batch, row, column = self.added.strides
+        return [
+            f"  spread<{self.dtype}>(P[{slots[self.added.buffer]}], {self.added.offset}L, "
+            f"{batch}L, {row}L, {column}L, P[{slots[self.c.buffer]}], {count}L, {self.m}L, "
+            f"{self.n}L, {worth_text(2 * count * self.m * self.n)});"
+        ]
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether some of its numbers are known only when it is called."""
+        numbers: list[object] = [self.count, self.m, self.n, self.k]
+        for operand in (self.a, self.b, self.c):
+            numbers += [operand.offset, operand.ld, operand.batch]
+        if self.added is not None:
+            numbers += [self.added.offset, *self.added.strides]
+        return any(map(is_symbolic, numbers))
+
+    def fits(self, values: list[int]) -> bool:
+        """Whether BLAS takes it with these values for the symbols in its numbers."""
+        m, n, k, count = (at(size, values) for size in (self.m, self.n, self.k, self.count))
+        if min(m, n, k) < 1 or (self.count and not 1 <= count <= MOST_BATCHES):
+            return False
+        for operand, rows, columns in ((self.a, m, k), (self.b, k, n), (self.c, m, n)):
+            ld = at(operand.ld, values)
+            if not (rows if operand.turned else columns) <= ld <= MOST or max(rows, columns) > MOST:
+                return False
+        return True
 
 
 def gemm_of(step: Extern, buffers: list[Buffer]) -> Gemm | None:

@@ -27,6 +27,7 @@ from undertow.loops.fuse import Fused, Policy, fuse
 from undertow.loops.group import Group, Member
 from undertow.loops.ir import Extern, Lowered
 from undertow.loops.memory import rounded
+from undertow.loops.sizes import hint_of
 
 ROUNDS = 24  # fusions of the whole graph
 STEPS_SEEN = 64  # above the limit, looked at in one round
@@ -53,10 +54,10 @@ def plan_within(lowered: Lowered, fused: Fused, policy: Policy) -> tuple[Fused, 
     limit = plan.eager + SLACK_NBYTES
     if plan.peak <= limit:
         return fused, plan
-    leaner = _leaner(lowered, fused, policy, plan.eager)
-    other = schedule(lowered, leaner, tight=True)
+    other_way = leaner(lowered, fused, policy, plan.eager)
+    other = schedule(lowered, other_way, tight=True)
     if other.peak < plan.peak:
-        fused, plan = leaner, other
+        fused, plan = other_way, other
     if plan.peak <= limit:
         counts.repaired += 1
     return fused, plan
@@ -78,7 +79,7 @@ def note_peak(plan: Schedule) -> None:
     )
 
 
-def _leaner(lowered: Lowered, fused: Fused, policy: Policy, limit: int) -> Fused:
+def leaner(lowered: Lowered, fused: Fused, policy: Policy, limit: int) -> Fused:
     """The fusion with the lowest peak of those that cutting kernels leads to."""
     parts: dict[int, int] = {}
     labels = 0
@@ -143,7 +144,7 @@ class _Timeline:
     def nbytes(self, number: int) -> int:
         buffer = self.lowered.buffers[number]
         counted = buffer.kind != "input" and buffer.dtype in NBYTES
-        return rounded(buffer.nbytes) if counted else 0
+        return rounded(hint_of(buffer.nbytes)) if counted else 0
 
     def cuts(self, limit: int) -> list[list[Member]]:
         """Parts of kernels, each to be a kernel of its own, that bring the worst steps down."""

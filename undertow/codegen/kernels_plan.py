@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from undertow.codegen.cpp_kernel import Source, kernel_source
 from undertow.codegen.kernels_combo import find_combos
 from undertow.codegen.kernels_gemm import Gemm, gemm_of
+from undertow.codegen.kernels_panels import Decision, Panels, find_panels
 from undertow.codegen.kernels_pool import LEAST_NBYTES
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.fuse import Fused
@@ -52,6 +53,9 @@ class Schedule:
     first_write: dict[int, int] = field(default_factory=dict)
     gemms: dict[int, Gemm] = field(default_factory=dict)  # extern calls that C++ does, by step
     combos: list[range] = field(default_factory=list)  # steps that run in one parallel region
+    panels: list[Panels] = field(default_factory=list)  # kernels in turns with their products
+    panel_nbytes: dict[int, int] = field(default_factory=dict)  # of what they make, by buffer
+    decisions: list[Decision] = field(default_factory=list)  # on what could run by panels
     tight: bool = False  # kernels that make much run alone
     apart: bool = False  # every step is a call of its own, to be timed
     peak: int = 0  # bytes of the arena and of all tensors that the call makes, at most at once
@@ -60,6 +64,11 @@ class Schedule:
     sizes: int = 0  # the address of the values of symbolic sizes, if there are any
     is_symbolic: bool = False  # whether it is compiled for all sizes
     runs: list[list[int] | int] | None = None  # its segments, where sizes must not change them
+
+    @property
+    def bundles(self) -> list[range]:
+        """Steps that are not to be torn apart, and during all of which what they touch lives."""
+        return [*self.combos, *(panels.steps for panels in self.panels)]
 
 
 def schedule(
@@ -173,11 +182,29 @@ def place(result: Schedule) -> None:
     """
     _lifetimes(result)
     result.eager = result.eager or _eager_peak(result.lowered)
+    limit = result.eager + SLACK_NBYTES
+    _bundle(result, "pays")
+    best = (*_fit(result, limit), "pays")
+    others = ["lean"] if not all(decision.is_taken for decision in result.decisions) else []
+    others += ["none"] if result.panels else []
+    for how in others if result.peak > limit else ():
+        _bundle(result, how)
+        best = min(best, (*_fit(result, limit), how), key=lambda way: way[0])
+        if result.peak <= limit:
+            return
+    if others and best[0] > limit:
+        _bundle(result, best[2])
+        _put(result, best[1])
+
+
+def _fit(result: Schedule, limit: int) -> tuple[int, set[int]]:
+    """Place buffers so that the peak is not above a limit, if that can be; what it is, and the
+    buffers that are tensors of their own for that."""
     loose: set[int] = set()
     _put(result, loose)
     best = (result.peak, loose)
     for least in _sizes(result):
-        if best[0] <= result.eager + SLACK_NBYTES:
+        if best[0] <= limit:
             break
         loose = {n for n in result.offsets if result.lowered.buffers[n].nbytes >= least} | loose
         _put(result, loose)
@@ -185,27 +212,60 @@ def place(result: Schedule) -> None:
             best = (result.peak, loose)
     if best[1] != loose:
         _put(result, best[1])
+    return best
 
 
 def _lifetimes(result: Schedule) -> None:
-    for table in (result.last_use, result.first_write, result.gemms):
-        table.clear()
+    result.last_use.clear()
+    result.first_write.clear()
+    if not result.is_symbolic:  # those of all sizes were found before
+        result.gemms = find_gemms(result)
     for at, step in enumerate(result.steps):
         for number in (*step.reads, *step.writes):
             result.last_use[number] = at
         for number in step.writes:
             result.first_write.setdefault(number, at)
-        if isinstance(step, Extern) and not result.is_symbolic:  # C++ has sizes as numbers there
-            gemm = gemm_of(step, result.lowered.buffers)
-            if gemm is not None:
-                result.gemms[at] = gemm
     for number, at in held_until_waited(result.steps):
         result.last_use[number] = max(result.last_use[number], at)
-    result.combos = [
+
+
+def find_gemms(result: Schedule) -> dict[int, Gemm]:
+    """Calls that C++ does itself, by step."""
+    found = {
+        at: gemm_of(step, result.lowered.buffers)
+        for at, step in enumerate(result.steps)
+        if isinstance(step, Extern)
+    }
+    return {at: gemm for at, gemm in found.items() if gemm is not None}
+
+
+def bundle_small(result: Schedule, alone: Collection[int] = ()) -> list[range]:
+    """Small kernels to run in one parallel region."""
+    return [
         combo
-        for combo in (() if result.is_symbolic or result.apart else find_combos(result.steps))
+        for combo in find_combos(result.steps, alone)
         if not (result.tight and any(_makes_much(result.steps[at], result.lowered) for at in combo))
     ]
+
+
+def _bundle(result: Schedule, how: str) -> None:
+    """Say which steps run together: kernels with the products that read them, where it "pays", also
+    where it is "lean", or "none"; and small kernels."""
+    result.panels, result.panel_nbytes, result.decisions = [], {}, []
+    if result.is_symbolic:
+        return  # what is true of all sizes was decided before
+    if result.apart:
+        result.combos = []
+        return
+    steps, lowered = result.steps, result.lowered
+    result.panels, result.decisions = find_panels(
+        steps, result.gemms, lowered.buffers, output_buffers(lowered), how
+    )
+    result.panel_nbytes = {
+        n: panels.nbytes(n) for panels in result.panels for n in panels.row_nbytes
+    }
+    alone = {at for panels in result.panels for at in panels.steps}
+    result.combos = bundle_small(result, alone)
 
 
 def _sizes(result: Schedule) -> list[int]:
@@ -223,8 +283,9 @@ def _put(result: Schedule, loose: set[int]) -> None:
     result.scratch.clear()
     outputs = output_buffers(lowered)
     temps = [b for b in lowered.buffers if b.kind == "temp" and b.number in result.first_write]
+    loose = loose.difference(result.panel_nbytes)
     result.fresh = {b.number for b in temps if b.number in outputs or b.number in loose}
-    together = {at: combo for combo in result.combos for at in combo}
+    together = {at: bundle for bundle in result.bundles for at in bundle}
     lives = [_life(result, b, together) for b in temps if b.number not in result.fresh]
     count = len(lowered.buffers)
     for at, step in enumerate(result.steps):
@@ -258,6 +319,7 @@ def _put(result: Schedule, loose: set[int]) -> None:
 
 def _life(result: Schedule, buffer: Buffer, together: Mapping[int, range]) -> Life:
     nbytes = buffer.nbytes if buffer.dtype in NBYTES else 0
+    nbytes = result.panel_nbytes.get(buffer.number, nbytes)
     first, last = result.first_write[buffer.number], result.last_use[buffer.number]
     first = together[first][0] if first in together else first
     last = together[last][-1] if last in together else last

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from undertow.codegen.kernels_panels import Decision
 from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, schedule
 from undertow.codegen.partitions import Partition, partitions
 from undertow.errors import UndertowError, unknown_name
@@ -51,6 +52,7 @@ class KernelReport:
     refusals: tuple[Refusal, ...]
     partitions: tuple[Partition, ...]
     nodes: tuple[str, ...]  # every call of the graph, also those that need no step
+    panels: tuple[Decision, ...] = ()  # on operands of products that could be made by panels
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -74,6 +76,7 @@ class KernelReport:
                 tuple(Refusal(**item) for item in data["refusals"]),
                 tuple(Partition(**_tuples(item)) for item in data["partitions"]),
                 tuple(data["nodes"]),
+                tuple(Decision(**item) for item in data.get("panels", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise UndertowError(f"{where} is a spoilt report on kernels: {error}") from error
@@ -89,6 +92,9 @@ class KernelReport:
             if name not in self.nodes:
                 raise UndertowError(unknown_name("node", name, self.nodes))
         first, second = self.step_of(a), self.step_of(b)
+        by_panels = self._by_panels(a, b, first, second)
+        if by_panels:
+            return by_panels
         for name, step in ((a, first), (b, second)):
             if step is None:
                 return (
@@ -102,6 +108,19 @@ class KernelReport:
         if first is second:
             return f"{a} and {b} are in one kernel, {first.name}"
         return self._apart(a, b, first, second)
+
+    def _by_panels(self, a: str, b: str, first: Step | None, second: Step | None) -> str:
+        """Whether one of the two is a product that takes, or could take, the other by panels."""
+        for one, other in ((a, second), (b, first)):
+            for told in self.panels if other is not None else ():
+                assert other is not None
+                if told.product == one and told.maker in other.nodes:
+                    return (
+                        f"{told.product} runs in turns with {told.maker}: {told.reason}"
+                        if (told.is_taken)
+                        else f"{told.product} runs after {told.maker} is done: {told.reason}"
+                    )
+        return ""
 
     def reason_of(self, step: Step) -> str:
         operator = step.name
@@ -170,7 +189,12 @@ def report_of(plan: Schedule, refusals: list[Refusal], lowered: Lowered) -> Kern
         for reason, count in reasons.items()
     )
     return KernelReport(
-        tuple(steps), fallbacks, tuple(refusals), tuple(partitions(plan)), tuple(lowered.nodes)
+        tuple(steps),
+        fallbacks,
+        tuple(refusals),
+        tuple(partitions(plan)),
+        tuple(lowered.nodes),
+        tuple(plan.decisions),
     )
 
 

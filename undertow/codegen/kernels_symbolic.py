@@ -18,14 +18,24 @@ from torch import fx
 
 from undertow.codegen.kernels import CompiledGraph, link, open_segments
 from undertow.codegen.kernels_module import write_module
-from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place, schedule
+from undertow.codegen.kernels_peak import counts, leaner, note_peak
+from undertow.codegen.kernels_plan import (
+    SLACK_NBYTES,
+    Launch,
+    Schedule,
+    bundle_small,
+    drop_dead,
+    find_gemms,
+    place,
+    schedule,
+)
 from undertow.codegen.kernels_report import report_of
 from undertow.codegen.kernels_runtime import Workspaces
 from undertow.codegen.kernels_unit import segments, unit_text
-from undertow.loops.fuse import Policy, fuse
+from undertow.loops.fuse import Fused, Policy, fuse
 from undertow.loops.ir import Extern, Lowered
 from undertow.loops.lower import lower_graph
-from undertow.loops.sizes import DynamicShapesError, at
+from undertow.loops.sizes import DynamicShapesError, Table, at
 from undertow.loops.symbols import with_symbols
 
 _log = logging.getLogger(__name__)
@@ -46,9 +56,7 @@ class SymbolicGraph:
         sized, self.symbols = with_symbols(gm)
         lowered = lower_graph(sized)
         drop_dead(lowered)
-        fused = fuse(lowered, Policy(torch.get_num_threads()))
-        self.plan = schedule(lowered, fused, is_placed=False)
-        hinted = bound(self.plan, self.symbols.table.hints())
+        fused, self.plan, hinted = _planned(lowered, self.symbols.table)
         self.plan.scratch, self.plan.runs = hinted.scratch, segments(hinted)
         self.cpp = unit_text(self.plan)
         self.functions = open_segments(self.plan, self.cpp)
@@ -82,10 +90,13 @@ class SymbolicGraph:
         for step in self.plan.steps:
             if isinstance(step, Launch) and at(step.sources[0].stack, values) > MOST_STACK:
                 raise DynamicShapesError("rows that are too long for a stack")
+        if not all(gemm.fits(values) for gemm in self.plan.gemms.values()):
+            raise DynamicShapesError("a product that BLAS does not take, empty or of other strides")
         table = (ctypes.c_int64 * max(len(values), 1))(
             *(value if isinstance(value, int) else 0 for value in values)
         )
         concrete = bound(self.plan, values)
+        note_peak(concrete)
         concrete.sizes = ctypes.addressof(table)
         module = write_module(concrete)
         run = link(module, {**self.functions, "table": table})
@@ -99,7 +110,35 @@ class SymbolicGraph:
             self.refusals,
             self.kernels,
             arena_nbytes=concrete.arena,
+            memory={"peak": concrete.peak, "eager": concrete.eager, "arena": concrete.arena},
         )
+
+
+def _planned(lowered: Lowered, table: Table) -> tuple[Fused, Schedule, Schedule]:
+    """Fuse a graph and plan it, as it is and for likely sizes; where those would take more memory
+    than its operators do, kernels are cut as they are for sizes that are numbers."""
+    policy = Policy(torch.get_num_threads())
+    fused = fuse(lowered, policy)
+    plan = schedule(lowered, fused, is_placed=False)
+    hinted = _settled(plan, table)
+    if hinted.peak <= hinted.eager + SLACK_NBYTES:
+        return fused, plan, hinted
+    cut = leaner(lowered, fused, policy, hinted.eager)
+    other = schedule(lowered, cut, tight=True, is_placed=False)
+    other_hinted = _settled(other, table)
+    if other_hinted.peak >= hinted.peak:
+        return fused, plan, hinted
+    if other_hinted.peak <= other_hinted.eager + SLACK_NBYTES:
+        counts.repaired += 1
+    return cut, other, other_hinted
+
+
+def _settled(plan: Schedule, table: Table) -> Schedule:
+    """Decide what is the same for all sizes, products and small kernels that run together, and
+    place the memory of likely ones."""
+    plan.gemms = find_gemms(plan)
+    plan.combos = bundle_small(plan)
+    return bound(plan, table.hints())  # of all atoms: generating kernels has made some
 
 
 def bound(plan: Schedule, values: list[Any]) -> Schedule:
@@ -114,7 +153,8 @@ def bound(plan: Schedule, values: list[Any]) -> Schedule:
         old.fallbacks,
     )
     found = Schedule(lowered, [_step(step, values) for step in plan.steps], plan.texts)
-    found.is_symbolic, found.runs = True, plan.runs
+    found.is_symbolic, found.runs, found.tight = True, plan.runs, plan.tight
+    found.gemms, found.combos = plan.gemms, plan.combos
     place(found)
     return found
 

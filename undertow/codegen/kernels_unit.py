@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from undertow.codegen.cpp_kernel import WORTH, worth
+from undertow.codegen.cpp_kernel import worth, worth_text
 from undertow.codegen.kernels_gemm import gemm_text
+from undertow.codegen.kernels_panels import panel_lines
 from undertow.codegen.kernels_plan import Launch, Schedule
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Extern
-from undertow.loops.sizes import SIZES, declared, is_symbolic
+from undertow.loops.sizes import SIZES, declared
 
+PART_CHARS = 40_000  # of kernels in each part, at least: about a second of compiler
 RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it
 
 
@@ -23,9 +25,9 @@ def segments(schedule: Schedule) -> list[list[int] | int]:
         ]
     found: list[list[int] | int] = []
     held = _held(schedule)
-    for combo in schedule.combos:  # not to be torn apart
-        held[combo[0]] = sum(held.pop(at, 0) for at in combo)
-    inside = {at for combo in schedule.combos for at in combo[1:]}
+    for bundle in schedule.bundles:  # not to be torn apart
+        held[bundle[0]] = sum(held.pop(at, 0) for at in bundle)
+    inside = {at for bundle in schedule.bundles for at in bundle[1:]}
     total = 0
     for at, step in enumerate(schedule.steps):
         if isinstance(step, Extern) and at not in schedule.gemms:
@@ -73,39 +75,82 @@ def pointer_slots(schedule: Schedule) -> dict[int, int]:
         elif at in schedule.gemms:
             for number in schedule.gemms[at].buffers:
                 slots.setdefault(number, len(slots))
+            if schedule.gemms[at].is_symbolic:
+                slots.setdefault(SIZES, len(slots))
     return slots
 
 
 def unit_text(schedule: Schedule) -> str:
     """The C++ of a whole graph, without the prelude."""
+    head, tail = _frame(schedule)
+    kernels = [text.replace("@", name) for name, text in _kernels(schedule)]
+    return "\n".join([*head, *kernels, *tail])
+
+
+def unit_parts(schedule: Schedule, most: int) -> list[str]:
+    """The same in up to `most` parts to be compiled at once and linked, without the prelude: one
+    with all that calls kernels, and others with kernels alone. A small unit is one part."""
+    kernels = _kernels(schedule)
+    total = sum(len(text) for _, text in kernels)
+    count = min(most, total // PART_CHARS)
+    if count < 2:
+        return [unit_text(schedule)]
+    head, tail = _frame(schedule)
+    bins: list[list[str]] = [[] for _ in range(count)]
+    loads = [sum(map(len, tail)), *[0] * (count - 1)]
+    for name, text in sorted(kernels, key=lambda item: (-len(item[1]), item[0])):
+        least = loads.index(min(loads))
+        loads[least] += len(text)
+        bins[least].append(text.replace("static void @", "SHARED void @").replace("@", name))
+    declared_here = [
+        f"SHARED void {name}(char **, i64, i64);"
+        + (f" SHARED void {name}_end(char **);" if "@_end" in text else "")
+        for name, text in kernels
+    ]
+    first = "\n".join([*declared_here, *head, *bins[0], *tail])
+    return [first, *("\n".join(texts) for texts in bins[1:])]
+
+
+def _frame(schedule: Schedule) -> tuple[list[str], list[str]]:
+    """What a unit has before and after its kernels."""
     slots = pointer_slots(schedule)
+    runs = [segment for segment in segments(schedule) if isinstance(segment, list)]
+    tail = [_segment(schedule, k, segment, slots) for k, segment in enumerate(runs)]
+    return [gemm_text()] if schedule.gemms else [], tail
+
+
+def _kernels(schedule: Schedule) -> list[tuple[str, str]]:
+    """Each kernel's name, and its text with a comment on what it computes; @ is for the name."""
     comments: dict[str, list[str]] = {}
     for step in schedule.steps:
         if isinstance(step, Launch):
             origins = comments.setdefault(step.name, [])
             origins.append(" ".join(step.kernels[0].origins[:12]))
-    parts = [gemm_text()] if schedule.gemms else []
+    found = []
     for name, text in schedule.texts.items():
         more = f" and {len(comments[name]) - 1} more" if len(comments[name]) > 1 else ""
-        parts.append(f"// {comments[name][0]}{more}\n{text.replace('@', name)}")
-    for k, segment in enumerate(s for s in segments(schedule) if isinstance(s, list)):
-        parts.append(_segment(schedule, k, segment, slots))
-    return "\n".join(parts)
+        found.append((name, f"// {comments[name][0]}{more}\n{text}"))
+    return found
 
 
 def _segment(schedule: Schedule, k: int, steps: list[int], slots: dict[int, int]) -> str:
     lines = [f'extern "C" i64 seg{k}(char **P) {{']
     combos = {combo[0]: combo for combo in schedule.combos}
-    inside = {at for combo in schedule.combos for at in combo[1:]}
+    panels = {found.steps[0]: found for found in schedule.panels}
+    inside = {at for bundle in schedule.bundles for at in bundle[1:]}
     for at in steps:
+        if at in panels:
+            step = _launch(schedule, at)
+            lines += panel_lines(panels[at], step, schedule.gemms, slots)
+            continue
+        if at in inside:
+            continue
         if at in schedule.gemms:
             lines += schedule.gemms[at].lines(slots)
             continue
         step = _launch(schedule, at)
         if at in combos:
             lines += _combo([_launch(schedule, other) for other in combos[at]], slots)
-        elif at in inside:
-            continue
         elif len(step.kernels) > 1:
             lines += _many(step, slots)
         else:
@@ -130,10 +175,8 @@ def _single(schedule: Schedule, at: int, step: Launch, slots: dict[int, int]) ->
     if source.sized:
         wanted.append(slots[SIZES])
     pointers = ", ".join(f"P[{slot}]" for slot in wanted)
-    work = source.work
-    threads = f"{work}L / {WORTH}L" if is_symbolic(work) else f"{worth(work)}L"
     text = f"  {{ char *q[] = {{{pointers}}}; "
-    text += f"run({step.name}, q, {source.total}L, {threads});"
+    text += f"run({step.name}, q, {source.total}L, {worth_text(source.work)});"
     if source.combine:
         text += f" {step.name}_end(q);"
     return [text + " }"]
@@ -166,7 +209,8 @@ def _combo(members: list[Launch], slots: dict[int, int]) -> list[str]:
     for k, step in enumerate(members):
         if len(step.kernels) == 1:
             source = step.sources[0]
-            pointers = ", ".join(f"P[{slots[number]}]" for number in source.buffers)
+            wanted = [*source.buffers, *([SIZES] if source.sized else [])]
+            pointers = ", ".join(f"P[{slots[number]}]" for number in wanted)
             lines.append(f"    char *q{k}[] = {{{pointers}}};")
             items.append(f"{{{step.name}, q{k}, {source.total}L}}")
             continue
@@ -175,7 +219,7 @@ def _combo(members: list[Launch], slots: dict[int, int]) -> list[str]:
         lines += [line.replace("  { ", "    ").replace("[]", f"{k}[]") for line in tables]
         lines.append(f"    Many m{k} = {{{step.name}, P, T{k}, {width}, E{k}, {count}}};")
         items.append(f"{{part_many, (char **)&m{k}, {total}L}}")
-    threads = worth(sum(source.work for step in members for source in step.sources))
+    threads = worth_text(sum(source.work for step in members for source in step.sources))
     lines.append(f"    Item items[] = {{{', '.join(items)}}};")
-    lines.append(f"    run_combo(items, {len(items)}, {threads}L); }}")
+    lines.append(f"    run_combo(items, {len(items)}, {threads}); }}")
     return lines
