@@ -126,14 +126,17 @@ def report(results: dict[str, Any]) -> bool:
 
 
 def measure_scale(sizes: tuple[int, ...] = SCALE) -> bool:
-    """CPU seconds of our passes and of the C++ compiler for graphs of unrolled layers."""
+    """CPU seconds of our passes and of the C++ compiler for graphs of unrolled layers; and the wall
+    time of the compiler with the unit in parts, and with all of it in one."""
     from bench.unrolled import unrolled
+    from undertow.codegen import kernels
     from undertow.codegen.kernels import compile_graph
 
     rows, passes = [], []
+    at_once = kernels.compilers_at_once
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["UNDERTOW_CACHE"] = folder
         for size in sizes:
+            os.environ["UNDERTOW_CACHE"] = f"{folder}/parts{size}"
             gm = unrolled(size)
             before = os.times()
             graph = compile_graph(gm)
@@ -142,8 +145,14 @@ def measure_scale(sizes: tuple[int, ...] = SCALE) -> bool:
             built = sum(after[2:4]) - sum(before[2:4])
             passes.append(own)
             counts = [str(len(gm.graph.nodes)), str(graph.kernels), str(graph.distinct)]
-            rows.append([*counts, f"{own:.2f}", f"{built:.2f}"])
-    print_table("growth", ["nodes", "kernels", "distinct", "passes s", "C++ s"], rows)
+            os.environ["UNDERTOW_CACHE"] = f"{folder}/one{size}"
+            kernels.compilers_at_once = lambda: 1
+            alone = compile_graph(gm).seconds["build"]
+            kernels.compilers_at_once = at_once
+            wall = [f"{seconds:.2f}" for seconds in (graph.seconds["build"], alone)]
+            rows.append([*counts, f"{own:.2f}", f"{built:.2f}", *wall])
+    header = ["nodes", "kernels", "distinct", "passes s", "C++ s", "C++ wall s", "in one part"]
+    print_table("growth", header, rows)
     slope = exponent(sizes, passes)
     merge_results("compile", "growth", {"rows": rows, "exponent": slope})
     return held(slope <= 1.15, f"our passes grow with the power {slope:.2f} of the nodes (1.15)")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.loops.compiling import compile_function, same
-from undertow.codegen import cpp_build, kernels_dynamic
+from undertow.codegen import cpp_build, kernels, kernels_dynamic, kernels_unit
 
 UNIT = 'extern "C" i64 answer(void) { return 42; }\n'
 
@@ -166,3 +166,64 @@ def test_math_is_within_two_units_in_the_last_place(name: str) -> None:
     exact = (got.double() - want).abs() / unit
     error = torch.minimum(exact, (got.double() - eager).abs() / unit)[good & got.isfinite()]
     assert error.max() <= 2
+
+
+def two_kernels(x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Kernels of different structure, one with partial results and one that checks its indices."""
+    return x.exp(), (x * 2).sum(0), torch.softmax(x, 1), x[rows] + 1
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_unit, "PART_CHARS", 100)
+    monkeypatch.setattr(kernels, "compilers_at_once", lambda: 3)
+
+
+def test_a_large_unit_is_compiled_in_parts_at_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, in_parts: None
+) -> None:
+    calls = []
+    original = cpp_build._run
+
+    def counted(command: list[str]) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        return original(command)
+
+    monkeypatch.setattr(cpp_build, "_run", counted)
+    x, rows = torch.randn(200, 96), torch.tensor([3, 0, 7])
+    compiled = compile_function(two_kernels, x, rows)
+    same(compiled(x, rows), list(two_kernels(x, rows)))
+    with pytest.raises(IndexError):  # what a kernel of another part found is seen
+        compiled(x, torch.tensor([3, 0, 700]))
+    same(compiled(x, rows), list(two_kernels(x, rows)))
+    assert sum("-c" in command for command in calls) == 3
+    assert sum("-shared" in command for command in calls) == 1
+    assert not list(cache.rglob("build-*"))
+    assert len(list(cache.rglob("*.so"))) == 1
+
+
+def test_in_parts_or_not_a_unit_is_the_same_in_the_cache(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = count_compilations(monkeypatch)
+    x, rows = torch.randn(200, 96), torch.tensor([3, 0, 7])
+    compile_function(two_kernels, x, rows)
+    monkeypatch.setattr(kernels_unit, "PART_CHARS", 100)
+    monkeypatch.setattr(kernels, "compilers_at_once", lambda: 3)
+    compile_function(two_kernels, x, rows)
+    assert len(done) == 1
+
+
+def test_a_part_that_does_not_compile_is_told_and_leaves_nothing(cache: Path) -> None:
+    with pytest.raises(cpp_build.BuildError, match="refused the generated code"):
+        cpp_build.build("whole", lambda: ["i64 fine;", "not C++"])
+    assert not list(cache.rglob("build-*"))
+    assert not list(cache.rglob("*.so"))
+
+
+def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_build, "cores", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert cpp_build.compilers_at_once() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert cpp_build.compilers_at_once() == 1

@@ -2,7 +2,8 @@
 
 A unit is named by the hash of its text, the compiler and the flags, so equal units are built once
 and a warm start compiles nothing. Many processes may build at once: each writes a file of its own
-and renames it. A file is loaded only if it belongs to us and is what was written.
+and renames it. A file is loaded only if it belongs to us and is what was written. Large units are
+compiled in parts, as many at once as this process has cores for, and linked to one library.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from undertow.cache import cache_dir
 from undertow.errors import UndertowError
+from undertow.workers import cores
 
 _log = logging.getLogger(__name__)
 FLAGS = (
@@ -107,26 +111,44 @@ def prelude() -> str:
     return (files("undertow.codegen") / "prelude.h").read_text(encoding="utf-8")
 
 
-def build(text: str) -> ctypes.CDLL:
-    """The shared library of a unit, from the cache if it has been built before."""
-    return ctypes.CDLL(build_whole(prelude() + "\n" + text))
+Parts = Callable[[], Sequence[str]]
 
 
-def build_whole(whole: str) -> str:
-    """The path of the library built from a whole text."""
+def build(text: str, parts: Parts | None = None) -> ctypes.CDLL:
+    """The shared library of a unit, from the cache if it has been built before. `parts` may give
+    it in several, to be compiled at once and linked; the first has what they share."""
+
+    def wholes() -> list[str]:
+        found = list(parts()) if parts is not None else []
+        marks = ["", *["#define UNDERTOW_PART\n"] * (len(found) - 1)]
+        return [f"{mark}{prelude()}\n{part}" for mark, part in zip(marks, found, strict=False)]
+
+    return ctypes.CDLL(build_whole(prelude() + "\n" + text, wholes))
+
+
+def compilers_at_once() -> int:
+    """How many compilers this process should run: its share of the cores, with those of other
+    ranks on this machine."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(told) if told.isdecimal() and int(told) > 0 else 1
+    return max(cores() // ranks, 1)
+
+
+def build_whole(whole: str, parts: Parts = tuple) -> str:
+    """The path of the library built from a whole text, or from parts that are the same."""
     compiler = find_compiler()
     digest = hashlib.sha256(f"{compiler.key}\0{_host()}\0{whole}".encode()).hexdigest()[:40]
     path = _room() / f"{digest}.so"
     if not _is_good(path):
         try:
-            _compile(compiler, whole, path)
+            _compile(compiler, whole, path, parts())
         except (OSError, BuildError) as error:
             if isinstance(error, BuildError) and os.strerror(errno.ENOSPC) not in str(error):
                 raise
             _log.warning("kernels are not kept, the cache cannot be written: %s", error)
             path = Path(_private_folder()) / path.name
             if not _is_good(path):
-                _compile(compiler, whole, path)
+                _compile(compiler, whole, path, parts())
     return str(path)
 
 
@@ -180,21 +202,43 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise BuildError(f"{shlex.join(command)} did not run: {error}") from error
 
 
-def _compile(compiler: Compiler, whole: str, path: Path) -> None:
+def _compile(compiler: Compiler, whole: str, path: Path, parts: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
-        source.write_text(whole, encoding="utf-8")
-        command = [*compiler.command, *compiler.flags, str(source), "-o", str(built)]
-        answer = _run(command)
-        if answer.returncode and any(sign in answer.stderr for sign in _COMPILER_FAULTS):
-            _log.warning("%s failed on its own account; trying less hard", compiler.version)
-            answer = _run([*command, "-O1"])
-        if answer.returncode:
-            raise BuildError(
-                f"{compiler.version} refused the generated code:\n{answer.stderr[:4000]}"
-            )
+        if len(parts) > 1:
+            _compile_parts(compiler, parts, built)
+        else:
+            source.write_text(whole, encoding="utf-8")
+            _call(compiler, [*compiler.flags, str(source), "-o", str(built)])
         digest = Path(folder) / "unit.sha256"
         digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest(), encoding="ascii")
         # the sum first: a file without its sum is built again, one with a stale sum too
         digest.replace(path.with_suffix(".sha256"))
         built.replace(path)
+
+
+def _compile_parts(compiler: Compiler, parts: Sequence[str], built: Path) -> None:
+    """Compile parts at once, each by a process of its own, and link them."""
+    flags = [flag for flag in compiler.flags if flag != "-shared"]
+    sources = [built.with_name(f"part{k}.cpp") for k in range(len(parts))]
+    for source, text in zip(sources, parts, strict=True):
+        source.write_text(text, encoding="utf-8")
+
+    def compiled(source: Path) -> str:
+        made = source.with_suffix(".o")
+        _call(compiler, [*flags, "-c", str(source), "-o", str(made)])
+        return str(made)
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        objects = list(pool.map(compiled, sources))
+    _call(compiler, ["-shared", *objects, "-o", str(built)])
+
+
+def _call(compiler: Compiler, arguments: list[str]) -> None:
+    command = [*compiler.command, *arguments]
+    answer = _run(command)
+    if answer.returncode and any(sign in answer.stderr for sign in _COMPILER_FAULTS):
+        _log.warning("%s failed on its own account; trying less hard", compiler.version)
+        answer = _run([*command, "-O1"])
+    if answer.returncode:
+        raise BuildError(f"{compiler.version} refused the generated code:\n{answer.stderr[:4000]}")

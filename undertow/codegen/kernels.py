@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from undertow.capture.torch_api import empty_strided_cpu
-from undertow.codegen.cpp_build import build
+from undertow.codegen.cpp_build import build, compilers_at_once
 from undertow.codegen.epilogues import fuse_epilogues
 from undertow.codegen.fusion_benchmark import choose
 from undertow.codegen.kernels_gemm import bind
@@ -23,7 +23,7 @@ from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
 from undertow.codegen.kernels_program import Orderer, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
 from undertow.codegen.kernels_runtime import Workspaces, fit
-from undertow.codegen.kernels_unit import segments, unit_text
+from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
 from undertow.loops.lower import lower_graph
@@ -149,7 +149,7 @@ def timed(plan: Schedule, clock: Mapping[str, Any]) -> Callable[[list[Any]], lis
 def open_segments(plan: Schedule, cpp: str) -> dict[str, Any]:
     """Build the C++; its functions by name."""
     runs = [segment for segment in segments(plan) if isinstance(segment, list)]
-    library = build(cpp) if runs else None
+    library = build(cpp, lambda: unit_parts(plan, compilers_at_once())) if runs else None
     if library is not None and plan.gemms:
         bind(library)
     found = {}

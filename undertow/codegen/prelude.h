@@ -393,14 +393,22 @@ static void run(Part part, char **p, i64 total, i64 worth) {
   Job job = {part, p, total};
   GOMP_parallel(work, &job, (unsigned)threads, 0);
 }
-static i64 bad_index;  // set by any thread that meets an index out of range
+// Functions and data that the parts of a unit share, where it is compiled in several.
+#define SHARED __attribute__((visibility("hidden")))
+#ifdef UNDERTOW_PART
+extern SHARED i64 bad_index;
+#else
+SHARED i64 bad_index;  // set by any thread that meets an index out of range
+#endif
 INLINE i64 bound(i64 i, i64 n) {
   i64 w = i < 0 ? i + n : i;
   bool wrong = (w < 0) | (w >= n);
   if (__builtin_expect(wrong, 0)) { bad_index = 1; w = 0; }
   return w;
 }
+#ifndef UNDERTOW_PART
 extern "C" i64 take_bad_index(void) { i64 was = bad_index; bad_index = 0; return was; }
+#endif
 
 // Many kernels of one structure as one: their iterations are laid end to end and shared out.
 struct Many { Part part; char **p; const i32 *slots; i64 width; const i64 *ends; i64 count; };
