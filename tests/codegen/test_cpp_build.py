@@ -192,10 +192,10 @@ def test_a_large_unit_is_compiled_in_parts_at_once(
     monkeypatch.setattr(cpp_build, "_run", counted)
     x, rows = torch.randn(200, 96), torch.tensor([3, 0, 7])
     compiled = compile_function(two_kernels, x, rows)
-    same(compiled(x, rows), list(two_kernels(x, rows)))
+    same(compiled(x, rows), list(two_kernels(x, rows)), rtol=1e-5, atol=1e-4)
     with pytest.raises(IndexError):  # what a kernel of another part found is seen
         compiled(x, torch.tensor([3, 0, 700]))
-    same(compiled(x, rows), list(two_kernels(x, rows)))
+    same(compiled(x, rows), list(two_kernels(x, rows)), rtol=1e-5, atol=1e-4)
     assert sum("-c" in command for command in calls) == 3
     assert sum("-shared" in command for command in calls) == 1
     assert not list(cache.rglob("build-*"))

@@ -12,10 +12,15 @@ typedef void (*Sbatch)(i32, const i32 *, const i32 *, const i32 *, const i32 *, 
 typedef void (*Dbatch)(i32, const i32 *, const i32 *, const i32 *, const i32 *, const i32 *,
                        const f64 *, const f64 **, const i32 *, const f64 **, const i32 *,
                        const f64 *, f64 **, const i32 *, i32, const i32 *);
-static Sgemm blas_s; static Dgemm blas_d; static Sbatch blas_sb; static Dbatch blas_db;
+#ifdef UNDERTOW_PART
+extern SHARED Sgemm blas_s; extern SHARED Dgemm blas_d;
+extern SHARED Sbatch blas_sb; extern SHARED Dbatch blas_db;
+#else
+SHARED Sgemm blas_s; SHARED Dgemm blas_d; SHARED Sbatch blas_sb; SHARED Dbatch blas_db;
 extern "C" void bind_blas(void *s, void *d, void *sb, void *db) {
   blas_s = (Sgemm)s; blas_d = (Dgemm)d; blas_sb = (Sbatch)sb; blas_db = (Dbatch)db;
 }
+#endif
 INLINE void blas(char ta, char tb, i32 m, i32 n, i32 k, f32 al, const f32 *a, i32 lda, const f32 *b,
                  i32 ldb, f32 be, f32 *c, i32 ldc) {
   blas_s(&ta, &tb, &m, &n, &k, &al, a, &lda, b, &ldb, &be, c, &ldc);
@@ -38,21 +43,21 @@ static void part_from(char **data, i64 begin, i64 end) {
   From *from = (From *)data;
   from->part(from->p, from->first + begin, from->first + end);
 }
-INLINE void run_from(Part part, char **p, i64 first, i64 count, i64 worth) {
+ONCE static void run_from(Part part, char **p, i64 first, i64 count, i64 worth) {
   From from = {part, p, first};
   run(part_from, (char **)&from, count, worth);
 }
 struct Operand { i64 offset, ld; bool turned; i64 batch; };
 
 template <class T>
-static void gemm(char *a, Operand x, char *b, Operand y, char *c, Operand z, i64 m, i64 n, i64 k,
+ONCE static void gemm(char *a, Operand x, char *b, Operand y, char *c, Operand z, i64 m, i64 n, i64 k,
                  T alpha, T beta) {
   blas(y.turned ? 'T' : 'N', x.turned ? 'T' : 'N', (i32)n, (i32)m, (i32)k, alpha,
        (T *)b + y.offset, (i32)y.ld, (T *)a + x.offset, (i32)x.ld, beta, (T *)c + z.offset,
        (i32)z.ld);
 }
 template <class T>
-static void gemm_many(char *a, Operand x, char *b, Operand y, char *c, Operand z, i64 m, i64 n,
+ONCE static void gemm_many(char *a, Operand x, char *b, Operand y, char *c, Operand z, i64 m, i64 n,
                       i64 k, T alpha, T beta, i64 count) {
   const T **as = (const T **)__builtin_alloca(3 * sizeof(T *) * (u64)count);
   const T **bs = as + count;
@@ -77,7 +82,7 @@ template <class T> static void spread_part(char **data, i64 begin, i64 end) {
   }
 }
 template <class T>
-static void spread(char *from, i64 offset, i64 batch, i64 row, i64 column, char *to, i64 count,
+ONCE static void spread(char *from, i64 offset, i64 batch, i64 row, i64 column, char *to, i64 count,
                    i64 rows, i64 n, i64 worth) {
   Spread<T> s = {(T *)from + offset, (T *)to, rows, n, batch, row, column};
   run(spread_part<T>, (char **)&s, count * rows, worth);

@@ -20,7 +20,7 @@ from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_peak import note_peak, plan_within
 from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
-from undertow.codegen.kernels_program import Orderer, reorder
+from undertow.codegen.kernels_program import Orderer, lower_peak, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
 from undertow.codegen.kernels_runtime import Workspaces, fit
 from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
@@ -101,6 +101,7 @@ def compile_graph(
         fused = choose(lowered, fused, policy)
     lap("fuse")
     fused, plan = plan_within(lowered, fused, policy)
+    lower_peak(plan)
     is_reordered = order is not None and reorder(plan, order)
     note_peak(plan)
     lap("schedule")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
+from undertow.capture.torch_api import OpOverload
 from undertow.codegen.cpp_kernel import Source, kernel_source
 from undertow.codegen.kernels_combo import find_combos
 from undertow.codegen.kernels_gemm import Gemm, gemm_of
@@ -110,15 +113,25 @@ def output_buffers(lowered: Lowered) -> set[int]:
 
 
 def drop_dead(lowered: Lowered) -> None:
-    """Remove nests whose results nobody reads."""
+    """Remove nests, and calls without an effect, whose results nobody reads."""
     live = output_buffers(lowered) | {b.number for b in lowered.buffers if b.kind == "input"}
     kept = []
     for step in reversed(lowered.steps):
-        if isinstance(step, Nest) and not any(number in live for number in step.writes):
+        is_dead = not any(number in live for number in step.writes)
+        if is_dead and (isinstance(step, Nest) or _has_no_effect(step)):
             continue
         live.update(step.reads)
         kept.append(step)
     lowered.steps[:] = kept[::-1]
+
+
+def _has_no_effect(step: Extern) -> bool:
+    """Whether a call does nothing but make its results: it moves no generator, tells nobody."""
+    target = step.node.target
+    if not isinstance(target, OpOverload) or "c10d_functional" in str(target):
+        return False
+    seeded = torch.Tag.nondeterministic_seeded in target.tags
+    return bool(step.writes) and not seeded and not step.node.is_impure()
 
 
 def materialised(lowered: Lowered, fused: Fused) -> list[set[int]]:

@@ -15,7 +15,8 @@ from undertow.codegen.kernels_plan import SLACK_NBYTES, Launch, Schedule, output
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.describe import describe
 from undertow.loops.dtypes import NBYTES, TORCH
-from undertow.loops.ir import Buffer, Extern
+from undertow.loops.ir import Buffer, Extern, product
+from undertow.loops.kernel import Kernel
 from undertow.program import (
     Lifetime,
     OpClass,
@@ -23,16 +24,23 @@ from undertow.program import (
     Program,
     ProgramBuilder,
     Work,
+    profile_memory,
     verify,
 )
+from undertow.schedule.limits import Limits
+from undertow.schedule.peak_memory import peak_memory
+
+WORTH_NBYTES = 16 << 20  # of peak memory, for another order to be looked for
+MOST_STEPS = 8000
 
 Orderer = Callable[[Program], Order]
 """Another order for the kernels and calls of a Program."""
 
 
-def kernel_program(schedule: Schedule, name: str = "kernels") -> Program:
-    """The Program of a schedule, one task per step, in its order."""
-    return _Builder(schedule, name).build()
+def kernel_program(schedule: Schedule, name: str = "kernels", is_described: bool = True) -> Program:
+    """The Program of a schedule, one task per step, in its order; for orders that look at memory
+    alone its tasks need no descriptions."""
+    return _Builder(schedule, name, is_described).build()
 
 
 def arrange(schedule: Schedule, order: Order, program: Program | None = None) -> None:
@@ -59,9 +67,32 @@ def reorder(schedule: Schedule, order: Orderer) -> bool:
     return False
 
 
+def lower_peak(schedule: Schedule) -> bool:
+    """Put a schedule's steps into the order of lowest peak memory, if that is clearly lower, and
+    say whether they moved. Where there are collectives the order is for them."""
+    if schedule.peak < WORTH_NBYTES or not 2 < len(schedule.steps) <= MOST_STEPS:
+        return False
+    program = kernel_program(schedule, is_described=False)
+    captured = Order.captured(program)
+    if program.starts:
+        return False
+    found = peak_memory(program, captured, Limits(peak_ratio=None))
+    before, after = (profile_memory(program, order).peak_nbytes for order in (captured, found))
+    if after > before - schedule.peak // 20:
+        return False
+    steps, peak = schedule.steps, schedule.peak
+    arrange(schedule, found, program)
+    if schedule.peak <= peak - peak // 20:
+        return True
+    schedule.steps = steps
+    place(schedule)
+    return False
+
+
 class _Builder:
-    def __init__(self, schedule: Schedule, name: str) -> None:
+    def __init__(self, schedule: Schedule, name: str, is_described: bool) -> None:
         self.schedule = schedule
+        self.is_described = is_described
         self.builder = ProgramBuilder(name)
         self.outputs = output_buffers(schedule.lowered)
         self.refs: dict[int, int] = {}  # a buffer of the Program for each buffer of ours
@@ -101,21 +132,8 @@ class _Builder:
         return name
 
     def launch(self, at: int, step: Launch) -> None:
-        buffers = self.schedule.lowered.buffers
         kernel = step.kernels[0]
-        reduces = any(instr.op == "reduce" for instr in kernel.code)
-        gathers = kernel.kind == "scatter" or any(instr.op == "gather" for instr in kernel.code)
-        kind = OpClass.REDUCTION if reduces else OpClass.GATHER if gathers else OpClass.POINTWISE
-        dtype = buffers[kernel.writes[0]].dtype
-        work = Work(
-            f"undertow.{step.name}",
-            kind,
-            flops=sum(source.work for source in step.sources),
-            nbytes_read=sum(_nbytes(buffers[n]) for n in sorted(step.reads)),
-            nbytes_written=sum(_nbytes(buffers[n]) for n in sorted(step.writes)),
-            dtype=str(TORCH[dtype]).partition(".")[2],
-            shape=kernel.loops,
-        )
+        work = _work(step, self.schedule.lowered.buffers) if self.is_described else None
         self.builder.compute(
             self.task_name(at, "+".join(kernel.origins[:4])),
             reads=[self.ref(n) for n in sorted(step.reads)],
@@ -142,7 +160,7 @@ class _Builder:
             name,
             reads=[self.ref(n) for n in dict.fromkeys(step.reads)],
             writes=[self.ref(n) for n in dict.fromkeys(step.writes)],
-            work=describe(step.node),
+            work=describe(step.node) if self.is_described else None,
             after=after,
         )
         self.last_draw = task if draws else self.last_draw
@@ -174,6 +192,51 @@ class _Builder:
         for number in step.outputs:
             if number is not None and step.reads:
                 self.refs[number] = self.ref(step.reads[0])
+
+
+def _work(step: Launch, buffers: list[Buffer]) -> Work:
+    """What a launch does and moves."""
+    kernel = step.kernels[0]
+    reduces = any(instr.op == "reduce" for instr in kernel.code)
+    gathers = kernel.kind == "scatter" or any(instr.op == "gather" for instr in kernel.code)
+    kind = OpClass.REDUCTION if reduces else OpClass.GATHER if gathers else OpClass.POINTWISE
+    moved = [_moved(each, buffers) for each in step.kernels]
+    return Work(
+        f"undertow.{step.name}",
+        kind,
+        flops=sum(source.work for source in step.sources),
+        nbytes_read=sum(read for read, _ in moved),
+        nbytes_written=sum(written for _, written in moved),
+        dtype=str(TORCH[buffers[kernel.writes[0]].dtype]).partition(".")[2],
+        shape=kernel.loops,
+    )
+
+
+def _moved(kernel: Kernel, buffers: list[Buffer]) -> tuple[int, int]:
+    """Bytes that a kernel reads and writes: of each buffer the elements that its loops reach, which
+    of a slice, or of rows that are looked up, are fewer than there are."""
+    reads: dict[int, int] = {}
+    writes: dict[int, int] = {}
+    for instr in kernel.code:
+        if instr.op in ("load", "gather", "mload"):
+            number = instr.data[0] if instr.op == "gather" else instr.data
+            reach = instr.strides if instr.op == "load" else None
+            reads[number] = reads.get(number, 0) + _reached(kernel.loops, reach)
+    for store in kernel.stores:
+        reach = store.strides if not store.mode else None
+        writes[store.buffer] = writes.get(store.buffer, 0) + _reached(kernel.loops, reach)
+    read, written = (
+        sum(min(count * NBYTES[buffers[n].dtype], _nbytes(buffers[n])) for n, count in side.items())
+        for side in (reads, writes)
+    )
+    return read, written
+
+
+def _reached(loops: tuple[int, ...], strides: tuple[int, ...] | None) -> int:
+    """The elements at different addresses; all that are asked for, where addresses are computed."""
+    if strides is None:
+        return product(loops)
+    return product([size for size, stride in zip(loops, strides, strict=False) if stride])
 
 
 def _draws(step: Extern) -> bool:

@@ -10,7 +10,8 @@ from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Extern
 from undertow.loops.sizes import SIZES, declared
 
-PART_CHARS = 40_000  # of kernels in each part, at least: about a second of compiler
+PART_CHARS = 30_000  # of each part, at least: about a second of compiler
+CHUNK_STEPS = 64  # of a run in one function
 RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it
 
 
@@ -82,41 +83,41 @@ def pointer_slots(schedule: Schedule) -> dict[int, int]:
 
 def unit_text(schedule: Schedule) -> str:
     """The C++ of a whole graph, without the prelude."""
-    head, tail = _frame(schedule)
-    kernels = [text.replace("@", name) for name, text in _kernels(schedule)]
-    return "\n".join([*head, *kernels, *tail])
+    pieces = [*_kernels(schedule), *_calls(schedule)]
+    head = [gemm_text()] if schedule.gemms else []
+    return "\n".join([*head, *(text.replace("@", name) for name, text in pieces)])
 
 
 def unit_parts(schedule: Schedule, most: int) -> list[str]:
-    """The same in up to `most` parts to be compiled at once and linked, without the prelude: one
-    with all that calls kernels, and others with kernels alone. A small unit is one part."""
-    kernels = _kernels(schedule)
-    total = sum(len(text) for _, text in kernels)
-    count = min(most, total // PART_CHARS)
+    """The same in up to `most` parts to be compiled at once and linked, without the prelude. A
+    small unit is one part."""
+    pieces = [*_kernels(schedule), *_calls(schedule)]
+    count = min(most, sum(len(text) for _, text in pieces) // PART_CHARS)
     if count < 2:
         return [unit_text(schedule)]
-    head, tail = _frame(schedule)
     bins: list[list[str]] = [[] for _ in range(count)]
-    loads = [sum(map(len, tail)), *[0] * (count - 1)]
-    for name, text in sorted(kernels, key=lambda item: (-len(item[1]), item[0])):
+    loads = [0] * count
+    for name, text in sorted(pieces, key=lambda piece: (-len(piece[1]), piece[0])):
         least = loads.index(min(loads))
         loads[least] += len(text)
-        bins[least].append(text.replace("static void @", "SHARED void @").replace("@", name))
-    declared_here = [
-        f"SHARED void {name}(char **, i64, i64);"
-        + (f" SHARED void {name}_end(char **);" if "@_end" in text else "")
-        for name, text in kernels
-    ]
-    first = "\n".join([*declared_here, *head, *bins[0], *tail])
-    return [first, *("\n".join(texts) for texts in bins[1:])]
+        bins[least].append(_shared(text).replace("@", name))
+    known = [line for name, text in pieces for line in _declarations(name, text)]
+    head = [gemm_text()] if schedule.gemms else []
+    return ["\n".join([*head, *known, *texts]) for texts in bins]
 
 
-def _frame(schedule: Schedule) -> tuple[list[str], list[str]]:
-    """What a unit has before and after its kernels."""
-    slots = pointer_slots(schedule)
-    runs = [segment for segment in segments(schedule) if isinstance(segment, list)]
-    tail = [_segment(schedule, k, segment, slots) for k, segment in enumerate(runs)]
-    return [gemm_text()] if schedule.gemms else [], tail
+def _shared(text: str) -> str:
+    """A function that other parts may call."""
+    return text.replace("static void @", "SHARED void @").replace("static CALLS", "SHARED CALLS")
+
+
+def _declarations(name: str, text: str) -> list[str]:
+    if "static CALLS" in text:
+        return [f"SHARED void {name}(char **);"]
+    if "static void @(" not in text:
+        return []  # called from outside
+    end = [f"SHARED void {name}_end(char **);"] if "static void @_end(" in text else []
+    return [f"SHARED void {name}(char **, i64, i64);", *end]
 
 
 def _kernels(schedule: Schedule) -> list[tuple[str, str]]:
@@ -133,32 +134,55 @@ def _kernels(schedule: Schedule) -> list[tuple[str, str]]:
     return found
 
 
-def _segment(schedule: Schedule, k: int, steps: list[int], slots: dict[int, int]) -> str:
-    lines = [f'extern "C" i64 seg{k}(char **P) {{']
+def _calls(schedule: Schedule) -> list[tuple[str, str]]:
+    """Functions that run the steps of a segment, by name; a long one calls others, since compilers
+    take much longer for one large function than for many small ones."""
+    slots = pointer_slots(schedule)
+    lines = _step_lines(schedule, slots)
+    found = []
+    runs = [segment for segment in segments(schedule) if isinstance(segment, list)]
+    for k, steps in enumerate(runs):
+        body = [line for at in steps for line in lines.get(at, ())]
+        if len(steps) > CHUNK_STEPS:
+            body = []
+            for j, first in enumerate(range(0, len(steps), CHUNK_STEPS)):
+                chunk = steps[first : first + CHUNK_STEPS]
+                inner = "\n".join(line for at in chunk for line in lines.get(at, ()))
+                text = f"static CALLS void @(char **P) {{\n{inner}\n}}\n"
+                found.append((f"seg{k}_{j}", declared(text, slots.get(SIZES, 0))[0]))
+                body.append(f"  seg{k}_{j}(P);")
+        launches = (schedule.steps[at] for at in steps if at not in schedule.gemms)
+        checks = any(
+            isinstance(step, Launch) and "bound(" in schedule.texts[step.name] for step in launches
+        )
+        body.append(f"  return {'take_bad_index()' if checks else '0'};")
+        text = 'extern "C" CALLS i64 @(char **P) {\n' + "\n".join(body) + "\n}\n"
+        found.append((f"seg{k}", declared(text, slots.get(SIZES, 0))[0]))
+    return found
+
+
+def _step_lines(schedule: Schedule, slots: dict[int, int]) -> dict[int, list[str]]:
+    """The C++ that runs each step, or all of a bundle at its first."""
     combos = {combo[0]: combo for combo in schedule.combos}
     panels = {found.steps[0]: found for found in schedule.panels}
     inside = {at for bundle in schedule.bundles for at in bundle[1:]}
-    for at in steps:
-        if at in panels:
-            step = _launch(schedule, at)
-            lines += panel_lines(panels[at], step, schedule.gemms, slots)
-            continue
+    found: dict[int, list[str]] = {}
+    for at, step in enumerate(schedule.steps):
         if at in inside:
             continue
         if at in schedule.gemms:
-            lines += schedule.gemms[at].lines(slots)
+            found[at] = schedule.gemms[at].lines(slots)
+        elif isinstance(step, Extern):
             continue
-        step = _launch(schedule, at)
-        if at in combos:
-            lines += _combo([_launch(schedule, other) for other in combos[at]], slots)
+        elif at in panels:
+            found[at] = panel_lines(panels[at], step, schedule.gemms, slots)
+        elif at in combos:
+            found[at] = _combo([_launch(schedule, other) for other in combos[at]], slots)
         elif len(step.kernels) > 1:
-            lines += _many(step, slots)
+            found[at] = _many(step, slots)
         else:
-            lines += _single(schedule, at, step, slots)
-    launches = [_launch(schedule, at) for at in steps if at not in schedule.gemms]
-    checks = any("bound(" in schedule.texts[launch.name] for launch in launches)
-    lines.append(f"  return {'take_bad_index()' if checks else '0'};")
-    return declared("\n".join(lines) + "\n}\n", slots.get(SIZES, 0))[0]
+            found[at] = _single(schedule, at, step, slots)
+    return found
 
 
 def _launch(schedule: Schedule, at: int) -> Launch:

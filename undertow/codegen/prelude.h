@@ -5,6 +5,16 @@ typedef unsigned char u8; typedef signed char i8; typedef unsigned short u16; ty
 typedef int i32; typedef unsigned int u32; typedef long i64; typedef unsigned long u64;
 typedef float f32; typedef double f64;
 #define INLINE static inline __attribute__((always_inline))
+// Functions and data that the parts of a unit share, where it is compiled in several.
+#define SHARED __attribute__((visibility("hidden")))
+// ONCE is not to be copied into its callers, of which there are many. CALLS does nothing but call.
+#if defined(__clang__)
+#define ONCE __attribute__((noinline))
+#define CALLS
+#else
+#define ONCE __attribute__((noinline, noclone))
+#define CALLS __attribute__((optimize("O1")))
+#endif
 #define INF __builtin_inff()
 #define NAN_ __builtin_nanf("")
 
@@ -385,7 +395,7 @@ static void work(void *data) {
   if (begin < end) job->part(job->p, begin, end);
 }
 // Run a part over [0, total) on as many threads as torch would use, and as the work is worth.
-static void run(Part part, char **p, i64 total, i64 worth) {
+ONCE static void run(Part part, char **p, i64 total, i64 worth) {
   i64 threads = omp_get_max_threads();
   if (threads > worth) threads = worth;
   if (threads > total) threads = total;
@@ -393,8 +403,6 @@ static void run(Part part, char **p, i64 total, i64 worth) {
   Job job = {part, p, total};
   GOMP_parallel(work, &job, (unsigned)threads, 0);
 }
-// Functions and data that the parts of a unit share, where it is compiled in several.
-#define SHARED __attribute__((visibility("hidden")))
 #ifdef UNDERTOW_PART
 extern SHARED i64 bad_index;
 #else
@@ -406,7 +414,9 @@ INLINE i64 bound(i64 i, i64 n) {
   if (__builtin_expect(wrong, 0)) { bad_index = 1; w = 0; }
   return w;
 }
-#ifndef UNDERTOW_PART
+#ifdef UNDERTOW_PART
+extern "C" i64 take_bad_index(void);
+#else
 extern "C" i64 take_bad_index(void) { i64 was = bad_index; bad_index = 0; return was; }
 #endif
 
@@ -428,7 +438,7 @@ static void part_many(char **data, i64 begin, i64 end) {
     begin = stop;
   }
 }
-static void run_many(Part part, char **p, const i32 *slots, i64 width, const i64 *ends, i64 count,
+ONCE static void run_many(Part part, char **p, const i32 *slots, i64 width, const i64 *ends, i64 count,
                      i64 worth) {
   Many many = {part, p, slots, width, ends, count};
   run(part_many, (char **)&many, ends[count - 1], worth);
@@ -446,7 +456,7 @@ static void work_combo(void *data) {
     if (begin < end) item->part(item->p, begin, end);
   }
 }
-static void run_combo(const Item *items, i64 count, i64 worth) {
+ONCE static void run_combo(const Item *items, i64 count, i64 worth) {
   i64 threads = omp_get_max_threads();
   if (threads > worth) threads = worth;
   if (threads <= 1) {
