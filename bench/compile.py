@@ -19,6 +19,7 @@ import os
 import statistics
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from bench.harness import ask_child, exponent, held, merge_results, print_table, tell_parent
@@ -125,34 +126,46 @@ def report(results: dict[str, Any]) -> bool:
     return kept
 
 
+def longest_part(plan: Any, most: int) -> float:
+    """CPU seconds of the compiler for the longest of up to `most` parts of a graph's C++: what a
+    compilation takes where that many cores are free."""
+    from undertow.codegen import cpp_build
+    from undertow.codegen.kernels_unit import unit_parts
+
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for k, part in enumerate(unit_parts(plan, most)):
+            mark = "#define UNDERTOW_PART\n" if k else ""
+            whole = f"{mark}{cpp_build.prelude()}\n{part}"
+            before = os.times()
+            cpp_build.compile_part(whole, Path(folder) / f"part{k}.cpp")
+            after = os.times()
+            found.append(sum(after[2:4]) - sum(before[2:4]))
+    return max(found)
+
+
 def measure_scale(sizes: tuple[int, ...] = SCALE) -> bool:
-    """CPU seconds of our passes and of the C++ compiler for graphs of unrolled layers; and the wall
-    time of the compiler with the unit in parts, and with all of it in one."""
+    """CPU seconds of our passes and of the C++ compiler for graphs of unrolled layers; and of the
+    longest part of the C++, if it is compiled in one, two or four."""
     from bench.unrolled import unrolled
-    from undertow.codegen import kernels
     from undertow.codegen.kernels import compile_graph
 
     rows, passes = [], []
-    at_once = kernels.compilers_at_once
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["UNDERTOW_CACHE"] = folder
         for size in sizes:
-            os.environ["UNDERTOW_CACHE"] = f"{folder}/parts{size}"
             gm = unrolled(size)
             before = os.times()
-            graph = compile_graph(gm)
+            graph = compile_graph(gm, keep_plan=True)
             after = os.times()
             own = sum(after[:2]) - sum(before[:2])
             built = sum(after[2:4]) - sum(before[2:4])
             passes.append(own)
             counts = [str(len(gm.graph.nodes)), str(graph.kernels), str(graph.distinct)]
-            os.environ["UNDERTOW_CACHE"] = f"{folder}/one{size}"
-            kernels.compilers_at_once = lambda: 1
-            alone = compile_graph(gm).seconds["build"]
-            kernels.compilers_at_once = at_once
-            wall = [f"{seconds:.2f}" for seconds in (graph.seconds["build"], alone)]
-            rows.append([*counts, f"{own:.2f}", f"{built:.2f}", *wall])
-    header = ["nodes", "kernels", "distinct", "passes s", "C++ s", "C++ wall s", "in one part"]
-    print_table("growth", header, rows)
+            longest = [f"{longest_part(graph.plan, most):.2f}" for most in (1, 2, 4)]
+            rows.append([*counts, f"{own:.2f}", f"{built:.2f}", *longest])
+    header = ["nodes", "kernels", "distinct", "passes s", "C++ s"]
+    print_table("growth", [*header, "longest of 1 part", "of 2", "of 4"], rows)
     slope = exponent(sizes, passes)
     merge_results("compile", "growth", {"rows": rows, "exponent": slope})
     return held(slope <= 1.15, f"our passes grow with the power {slope:.2f} of the nodes (1.15)")

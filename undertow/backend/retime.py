@@ -151,9 +151,8 @@ def told(retimer: Retimer | None, is_reordered: bool, label: str) -> str:
     if retimer is None:
         return ""
     if retimer.result is None:
-        if not retimer.unpriced:
-            return ""
-        say_once("not retimed", f"{label} keeps its order after fusion: {retimer.unpriced}")
+        reason = retimer.unpriced or "its sizes are symbols"
+        say_once("not retimed", f"{label} keeps its order after fusion: {reason}")
         return "\n\nCollectives were not timed against the kernels."
     if retimer.result.moved and not is_reordered:
         counts["retimed, and undone for memory"] += 1

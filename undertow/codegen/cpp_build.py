@@ -219,19 +219,20 @@ def _compile(compiler: Compiler, whole: str, path: Path, parts: Sequence[str] = 
 
 def _compile_parts(compiler: Compiler, parts: Sequence[str], built: Path) -> None:
     """Compile parts at once, each by a process of its own, and link them."""
-    flags = [flag for flag in compiler.flags if flag != "-shared"]
     sources = [built.with_name(f"part{k}.cpp") for k in range(len(parts))]
-    for source, text in zip(sources, parts, strict=True):
-        source.write_text(text, encoding="utf-8")
-
-    def compiled(source: Path) -> str:
-        made = source.with_suffix(".o")
-        _call(compiler, [*flags, "-c", str(source), "-o", str(made)])
-        return str(made)
-
     with ThreadPoolExecutor(len(parts)) as pool:
-        objects = list(pool.map(compiled, sources))
+        objects = list(pool.map(compile_part, parts, sources))
     _call(compiler, ["-shared", *objects, "-o", str(built)])
+
+
+def compile_part(text: str, source: Path) -> str:
+    """Compile one part of a unit, writing its text to `source`; the path of its object file."""
+    compiler = find_compiler()
+    source.write_text(text, encoding="utf-8")
+    made = source.with_suffix(".o")
+    flags = [flag for flag in compiler.flags if flag != "-shared"]
+    _call(compiler, [*flags, "-c", str(source), "-o", str(made)])
+    return str(made)
 
 
 def _call(compiler: Compiler, arguments: list[str]) -> None:

@@ -30,6 +30,7 @@ NS_PER_BYTE = 0.1  # of one thread, of memory that is written or read
 NS_PER_PACKED_BYTE = 0.25  # of an operand that a product has to arrange for itself once more
 NS_PER_TURN = 4000  # threads woken twice and waited for
 FLOPS_PER_NS = {"f32": 80.0, "f64": 40.0}  # of one thread
+CLEARLY = 1.25  # times what is lost, to be saved
 BEARABLE = 0.03  # of the products' time, to hold the peak
 
 
@@ -92,7 +93,7 @@ def find_panels(
         if panels is None:
             continue
         saved, lost, whole = _price(panels, gemms, buffers)
-        pays, bearable = lost < saved, lost < saved + BEARABLE * whole
+        pays, bearable = CLEARLY * lost < saved, lost < saved + BEARABLE * whole
         is_taken = how != "none" and (pays or (how == "lean" and bearable))
         reason = _sentence(panels, saved, lost, is_taken, pays)
         maker = step.kernels[0].origins[-1]
