@@ -56,6 +56,7 @@ def times_of(scheduled: Scheduled, timeout: float, device: torch.device) -> Kern
         if digest:
             label = scheduled.part.label
             say_once("kernels differ", f"ranks have other kernels for {label}: they are not timed")
+        scheduled.kernels = None
         return None
     assert plan is not None
     assert result is not None

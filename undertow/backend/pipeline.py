@@ -30,6 +30,7 @@ from undertow.backend.options import BackendOptions
 from undertow.backend.retime import Retimer, told
 from undertow.backend.runner import Runner
 from undertow.backend.scheduled import Part, Scheduled
+from undertow.codegen.kernels import CompiledGraph
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_module
 from undertow.cost.cluster import Cluster
@@ -132,7 +133,8 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
     heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
     if native is not None:
         is_reordered = bool(getattr(native.compiled, "is_reordered", False))
-        scheduled.kernels = getattr(native.compiled, "plan", None)
+        if isinstance(native.compiled, CompiledGraph):  # held no longer than it takes to time them
+            scheduled.kernels, native.compiled.plan = native.compiled.plan, None
         heading += told(scheduled.retimer, is_reordered, label)
         leave_module(options.show, f"{label}.kernels", native.cpp, "cpp")
         leave_report(options.show, label, getattr(native.compiled, "report", None))
