@@ -26,6 +26,7 @@ from undertow.program.model import IntArray, Work
 from undertow.schedule.bucket_copies import CASTS
 from undertow.schedule.buckets import Merged, Reprice, merge, moved_hazards
 
+_LITTLE_SHARE = 1000  # of the captured peak: what a run may count too much
 _SHORT_SHARE = 500_000  # of all compute: what takes less need not be told apart
 
 
@@ -81,6 +82,7 @@ class _Runs:
         self._last_use: list[int] = liveness(program, Order.captured(program)).last.tolist()
         memory = profile_memory(program)
         self._room: list[int] = (memory.peak_nbytes - memory.during).tolist()  # per task
+        self._little = memory.peak_nbytes // _LITTLE_SHARE
         compute_ns = sum([task.ns for task in program.tasks if task.kind is Kind.COMPUTE])
         self._short_ns = compute_ns // _SHORT_SHARE
 
@@ -116,14 +118,14 @@ class _Runs:
 
     def _is_covered(self, index: int) -> bool:
         """Whether a task is part of the kernel before it. All that a run reads counts as there
-        until it ends: that must not show in the captured order's peak."""
+        until it ends: that must be little, and not show in the captured order's peak."""
         program, task = self._program, self._program.tasks[index]
         if task.kind is not Kind.COMPUTE or task.launches or not self._runs:
             return False
         if task.ns > self._short_ns or _may_be_folded(program, index):
             return False
         is_compute = program.tasks[self._runs[-1][0]].kind is Kind.COMPUTE
-        return is_compute and self._freed <= self._room[index]
+        return is_compute and self._freed <= min(self._room[index], self._little)
 
     def _frees(self, index: int, head: int) -> int:
         """The bytes that end with this task, of what was there before its run."""
