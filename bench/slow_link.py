@@ -24,6 +24,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -94,6 +95,20 @@ def slow_link() -> Iterator[Link]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def own_cache() -> Iterator[None]:
+    """A cache for this run alone: costs that were measured on another link are not used."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get("UNDERTOW_CACHE")
+        os.environ["UNDERTOW_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("UNDERTOW_CACHE")
+            if before is not None:
+                os.environ["UNDERTOW_CACHE"] = before
+
+
 def _run(*command: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -141,7 +156,8 @@ def compute_seconds(team: Team) -> float:
 def rounds(made: dict[str, Team], count: int, steps: int) -> dict[str, list[Round]]:
     """What each variant took, round by round."""
     for team in made.values():  # compile, measure, schedule again
-        team.steps(7)
+        team.warm()
+        team.steps(1)  # with nothing left of the last measurement
     found: dict[str, list[Round]] = {variant: [] for variant in made}
     for _ in range(count):
         for variant, team in made.items():
@@ -277,7 +293,7 @@ def main() -> None:
     names = [chosen.model] if chosen.model else list(MODELS)
     ratios = [chosen.ratio] if chosen.ratio is not None else list(RATIOS)
     results = []
-    with slow_link() as link:
+    with slow_link() as link, own_cache():
         for name in names:
             for ratio in ratios:
                 results.append(

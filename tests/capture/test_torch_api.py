@@ -202,6 +202,21 @@ def test_groups_are_found_by_name_and_a_job_that_talks_to_nobody_has_no_store() 
         dist.destroy_process_group()
 
 
+def test_all_works_of_a_tensor_are_waited_for_with_it() -> None:
+    waited = []
+
+    class Work(dist.Work):
+        def wait(self, timeout: object = None) -> bool:
+            waited.append(self)
+            return True
+
+    tensor, works = torch.zeros(2), [Work(), Work()]
+    for work in works:
+        torch_api.register_work(tensor, work)
+    assert torch_api.collectives.wait_tensor(tensor) is tensor
+    assert waited == works
+
+
 def test_modules_that_were_fully_sharded_are_seen() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -22,7 +22,7 @@ def cost(text: str, kind: CollectiveKind, nbytes: int, size: int = 0) -> Collect
     ("kind", "algorithm"),
     [
         (CollectiveKind.ALL_REDUCE, "ring"),
-        (CollectiveKind.ALL_GATHER, "ring"),
+        (CollectiveKind.ALL_GATHER, "pairwise"),
         (CollectiveKind.REDUCE_SCATTER, "ring_all_reduce"),
         (CollectiveKind.ALL_TO_ALL, "pairwise"),
         (CollectiveKind.BROADCAST, "binomial_tree"),

@@ -124,6 +124,40 @@ def test_every_construction_is_legal(rng: random.Random, size: int, window: int,
         verify(program, construct(Facts(program), Policy(horizon, window), limit).order)
 
 
+@given(rngs, st.integers(2, 30), st.integers(0, 30), st.sampled_from([0, 3]))
+@settings(max_examples=300)
+def test_what_keeps_its_place_does_and_the_rest_is_legal(
+    rng: random.Random, size: int, kept: int, window: int
+):
+    program = random_program(rng, size)
+    kept = min(kept, len(program))
+    for limit in (None, profile_memory(program).peak_nbytes):
+        order = construct(Facts(program), Policy(window=window), limit, kept=kept).order
+        verify(program, order)
+        assert order.tasks[:kept] == tuple(range(kept))
+
+
+def test_a_wait_makes_room_though_the_result_took_as_much_as_it_frees():
+    """An exchange: what it sends is freed once it was waited for, what it receives is there."""
+    program = parse_program("""
+        group g
+        input held 4B
+        buffer sent 8B
+        buffer landed 8B
+        buffer more 4B
+        output kept 1B
+        a compute 10us reads held writes sent
+        s start g 30us reads sent writes landed
+        w wait s
+        sum compute 1us reads landed writes kept
+        b compute 40us writes more
+        c compute 10us reads more
+    """)
+    limit = profile_memory(program).peak_nbytes
+    order = construct(Facts(program), Policy(), limit).order
+    assert simulate(program, order).peak_nbytes <= limit
+
+
 @given(rngs, st.integers(2, 30), st.integers(0, 40))
 @settings(max_examples=200)
 def test_policies_that_are_said_to_change_nothing_do_not(

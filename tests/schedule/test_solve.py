@@ -68,6 +68,25 @@ def test_a_sharded_step_is_hidden_within_its_captured_peak():
     assert found.timeline.total_ns < 1.03 * found.plan.bound_ns
 
 
+def test_a_peak_at_the_beginning_does_not_tie_what_comes_after_it():
+    """Backward: nothing fits beside all activations, and much when some of them are gone."""
+    lines = ["group g", "buffer head 16B", "buffer landed 16B", "output shard 8B", "buffer x 1B"]
+    steps = ["h compute 10us writes head", "s start g 20us reads head writes landed", "t wait s"]
+    steps += ["u compute 1us reads landed writes shard", "v compute 6us writes x"]
+    for k in range(60):
+        lines += [f"donated act{k} 10B", f"input w{k} 2B", f"buffer full{k} 4B"]
+        lines += [f"buffer grad{k} 4B", f"buffer landed{k} 4B", f"output shard{k} 2B"]
+        after = "" if k else "x"
+        steps += [f"g{k} start g 6us reads w{k} writes full{k}", f"r{k} wait g{k}"]
+        steps += [f"c{k} compute 10us reads full{k} act{k} {after} writes grad{k}"]
+        steps += [f"s{k} start g 4us reads grad{k} writes landed{k}", f"t{k} wait s{k}"]
+        steps += [f"u{k} compute 1us reads landed{k} writes shard{k}"]
+    program = parse_program("\n".join([*lines, *steps]))
+    captured, found = simulate(program), solve(program)
+    assert found.timeline.peak_nbytes <= captured.peak_nbytes
+    assert found.timeline.exposed_ns < captured.exposed_ns / 4
+
+
 def test_more_memory_never_makes_the_step_longer():
     program = fsdp_step(1_000)
     totals = [

@@ -9,6 +9,7 @@ new order is measured once more, for the prediction alone.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,6 +45,10 @@ predicted_timelines: dict[str, Timeline] = {}
 
 inside_ns = 0
 """What calls of graphs with collectives have taken in this process, all in all."""
+unsettled: set[int] = set()
+"""The graphs of this process whose costs are still being measured: what they take now is not what
+they will take."""
+_numbers = itertools.count()
 
 
 class Runner:
@@ -62,6 +67,9 @@ class Runner:
         self._rewritten = rewritten  # compiles a graph once more, with kernels that were timed
         self._kernels: KernelTimes | None = None  # kernels that are being timed
         self._calls = 0
+        self._number = next(_numbers)
+        if again is not None:
+            unsettled.add(self._number)
         self._samples = max(options.measure_steps, 1)
         self._runs: list[Sample] = []
         self._is_native = options.codegen == "native"
@@ -214,6 +222,7 @@ class Runner:
         predicted_timelines[label] = predicted
         leave_timeline(self._options.report, label, "predicted", predicted)
         self._runs, self._whole, self._is_new = [], [], False
+        unsettled.discard(self._number)
 
     def _seen(self, program: Program) -> Seen:
         return Seen(program, self._runs, self._whole, self._is_native)

@@ -58,6 +58,7 @@ __all__ = [
     "process_group",
     "propagate_fakes",
     "ranks_of_group",
+    "register_work",
     "registered_decompositions",
     "retrace",
     "sequence_number",
@@ -187,6 +188,13 @@ def process_group(name: str) -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+
+
+def register_work(tensor: torch.Tensor, work: Any) -> None:
+    """Make `wait_tensor` of this tensor wait for this work, and for others registered for it."""
+    from torch._C._distributed_c10d import _register_work
+
+    _register_work(tensor, work)
 
 
 def new_fake_mode() -> FakeTensorMode:

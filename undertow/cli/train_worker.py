@@ -127,6 +127,7 @@ def steps(trainer: Trainer, count: int) -> dict[str, Any]:
         "peak_nbytes": peak,
         "idle_nbytes": trainer.idle_nbytes,  # with all its imports, before there was a model
         "measured": _measured(),
+        "unsettled": _unsettled(),
     }
 
 
@@ -134,6 +135,12 @@ def _inside_seconds() -> float:
     """What graphs with a prediction have taken in this process."""
     runner = sys.modules.get("undertow.backend.runner")
     return 0.0 if runner is None else runner.inside_ns / 1e9
+
+
+def _unsettled() -> int:
+    """How many graphs of this process are still being measured."""
+    runner = sys.modules.get("undertow.backend.runner")
+    return 0 if runner is None else len(runner.unsettled)
 
 
 def _peak_nbytes() -> int:

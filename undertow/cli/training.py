@@ -66,6 +66,16 @@ class Team:
             _send(worker, {"steps": count})
         return self._answers()
 
+    def warm(self, count: int = 3, most: int = 60) -> list[dict[str, Any]]:
+        """Steps until every graph is compiled, measured and scheduled as it stays: `count` at
+        least. What each rank reports of the last few."""
+        answers = self.steps(count)
+        for _ in range(count, most, 2):
+            if not any(answer["unsettled"] for answer in answers):
+                return answers
+            answers = self.steps(2)
+        raise TrainingError(f"{self._setups[0].variant!r} still measures after {most} steps")
+
     def close(self) -> None:
         for worker in self._workers:
             if worker.stdin is not None and not worker.stdin.closed:

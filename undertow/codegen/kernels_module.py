@@ -15,6 +15,7 @@ from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, Passed, View, span_of
 from undertow.loops.sizes import SIZES
 from undertow.loops.tensors import is_opaque, is_view, views_in
+from undertow.runtime.direct import stand_in
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -251,7 +252,8 @@ class _Writer:
             call = f"torch.{target._schema.name.partition('::')[2]}"
             self.put(f"{call}({', '.join(args)}, out={self.tensor(view)})")
             return
-        call = f"{self.function(target)}({', '.join(args)})"
+        called = stand_in(step.node) or target
+        call = f"{self.function(called)}({', '.join(args)})"
         if self.is_timed and "c10d_functional" in str(target):
             call = self.through_clock(at, step, args)
         if not any(number is not None for number in step.outputs):
@@ -269,7 +271,7 @@ class _Writer:
 
     def through_clock(self, at: int, step: Extern, args: list[str]) -> str:
         """A start or a wait as the clock takes it: it knows tensors by the object, not a view."""
-        name = self.function(step.node.target)
+        name = self.function(stand_in(step.node) or step.node.target)
         if "wait_tensor" not in str(step.node.target):
             return f"start({', '.join((str(at), name, *args))})"
         in_arena = step.reads[0] in self.schedule.offsets

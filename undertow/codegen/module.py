@@ -18,11 +18,14 @@ from torch import fx
 
 from undertow.capture import torch_api
 from undertow.codegen.lifetimes import frees
+from undertow.runtime.direct import stand_in
 
 _INDENT = "    "
 _WIDTH = 100
 _NAMESPACES = {"aten": "aten", "_c10d_functional": "c10d"}  # of torch.ops -> our name for it
-_RESERVED = frozenset({"aten", "args", "c10d", "mark", "operator", "run", "start", "torch", "wait"})
+_RESERVED = frozenset(
+    {"aten", "args", "c10d", "direct", "mark", "operator", "run", "start", "torch", "wait"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class _Writer:
         self._constant_of: dict[int, str] = {}
         self._lines: list[str] = []
         self._place = ""
+        self._is_direct = False  # calls functions of ours in place of operators
 
     def write(self) -> Module:
         nodes = list(self.graph.nodes)
@@ -81,8 +85,9 @@ class _Writer:
             elif node.op == "output":
                 self._emit(f"return {self._text(node.args[0])}")
         body = "\n".join(_INDENT + line if line else "" for line in self._lines)
+        own = "from undertow.runtime import direct\n\n" if self._is_direct else ""
         head = (
-            f'"""{self.title}"""\n\nimport operator\n\nimport torch\n\n'
+            f'"""{self.title}"""\n\nimport operator\n\nimport torch\n\n{own}'
             "aten = torch.ops.aten\nc10d = torch.ops._c10d_functional\n\n\ndef run(args):\n"
         )
         return Module(head + body + "\n", self.constants)
@@ -117,7 +122,7 @@ class _Writer:
             self._emit("mark()")
 
     def _through_clock(self, node: fx.Node, arguments: list[str]) -> str:
-        target = self._target(node.target)
+        target = self._called(node)
         if self.tasks is not None and node.name in self.collectives:
             is_wait = (
                 getattr(node.target, "overloadpacket", None) is torch_api.collectives.wait_tensor
@@ -125,6 +130,13 @@ class _Writer:
             first = f"{self.tasks[node.name]}, {target}"
             return f"{'wait' if is_wait else 'start'}({', '.join([first, *arguments])})"
         return f"{target}({', '.join(arguments)})"
+
+    def _called(self, node: fx.Node) -> str:
+        function = stand_in(node)
+        if function is None:
+            return self._target(node.target)
+        self._is_direct = True
+        return f"direct.{function.__name__}"
 
     def _comment(self, node: fx.Node) -> None:
         place = str(node.meta.get("module", ""))

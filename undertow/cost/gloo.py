@@ -1,8 +1,9 @@
 """A model of gloo over TCP, as PyTorch's ProcessGroupGloo uses it for tensors on the CPU.
 
 One ring in rank order, segments of at most 1 MiB with two in flight, one thread per rank that
-copies and reduces; broadcast is a binomial tree of whole messages, and reduce-scatter is an
-all-reduce of which each rank keeps its part (pytorch/pytorch#118911).
+copies and reduces; among few ranks our runtime gathers by exchanges instead. Broadcast is a
+binomial tree of whole messages, and reduce-scatter is an all-reduce of which each rank keeps its
+part (pytorch/pytorch#118911).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ PROTOCOL = "tcp"
 SEGMENT_NBYTES = 1 << 20  # gloo's kMaxSegmentSize
 MESSAGE_SECONDS = 5e-6  # system calls and bookkeeping of one message, hidden by nothing
 START_SECONDS = 50e-6  # handing the work to ProcessGroupGloo's thread and back
+DIRECT_RANKS = 4  # up to so many, our runtime gathers from rank to rank
 THREAD_BANDWIDTH = 10e9  # bytes/s that one thread reads and writes together
 
 
@@ -83,10 +85,21 @@ def _all_reduce(placement: Placement, kind: CollectiveKind, nbytes: int) -> Cand
 def _all_gather(placement: Placement, nbytes: int) -> Candidate:
     size = placement.size
     bandwidth, link = _flow(placement)
+    if size <= DIRECT_RANKS:
+        return _direct_gather(placement, nbytes)
     latency = START_SECONDS + (size - 1) * (_step(placement) + 2 * MESSAGE_SECONDS)
     wire = ring_traffic(CollectiveKind.ALL_GATHER, nbytes, size) / bandwidth
     wire += _thread_seconds(placement, 2 * nbytes * (size + 1))  # in, and from gloo's flat buffer
     return Candidate("ring", PROTOCOL, latency, wire, link)
+
+
+def _direct_gather(placement: Placement, nbytes: int) -> Candidate:
+    """Exchanges with one other rank at a time; a rank copies its own part alone."""
+    others = placement.size - 1
+    bandwidth, link = _flow(placement)
+    latency = START_SECONDS + others * (_step(placement) + 2 * MESSAGE_SECONDS)
+    wire = others * nbytes / bandwidth + _thread_seconds(placement, 2 * nbytes)
+    return Candidate("pairwise", PROTOCOL, latency, wire, link)
 
 
 def _broadcast(placement: Placement, nbytes: int) -> Candidate:

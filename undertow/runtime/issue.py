@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from undertow.capture import torch_api
+from undertow.runtime import direct
 
 Issued = tuple[Any, Any]
 """What the operator returns, and the work to wait for."""
@@ -29,8 +30,7 @@ _REDUCTIONS: dict[str, Any] = {
 
 def issue(op: Any, *args: Any) -> Issued | None:
     """Start `op`; None for one that has no such form here, which was not started."""
-    packet = getattr(op, "overloadpacket", None)
-    starter = _STARTERS.get(packet)
+    starter = _STARTERS.get(getattr(op, "overloadpacket", op))
     return None if starter is None else starter(*args)
 
 
@@ -80,6 +80,17 @@ def _all_reduces(xs: list[Tensor], how: str, name: Any) -> Issued:
     return outs, _group(name).allreduce_coalesced(outs, options)
 
 
+def _direct_gather(x: Tensor, size: int, name: Any) -> Issued:
+    out, works = direct.begin_gather(x, size, _group(name))
+    return out, direct.Exchanges(works)
+
+
+def _direct_gathers(xs: list[Tensor], size: int, name: Any) -> Issued:
+    begun = [direct.begin_gather(x, size, _group(name)) for x in xs]
+    works = [work for _, started in begun for work in started]
+    return [out for out, _ in begun], direct.Exchanges(works)
+
+
 _STARTERS: dict[Any, Callable[..., Issued]] = {
     _ops.all_gather_into_tensor: _all_gather,
     _ops.reduce_scatter_tensor: _reduce_scatter,
@@ -89,6 +100,8 @@ _STARTERS: dict[Any, Callable[..., Issued]] = {
     _ops.all_gather_into_tensor_coalesced: _all_gathers,
     _ops.reduce_scatter_tensor_coalesced: _reduce_scatters,
     _ops.all_reduce_coalesced: _all_reduces,
+    direct.all_gather_into_tensor: _direct_gather,
+    direct.all_gather_into_tensor_coalesced: _direct_gathers,
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from undertow.capture import torch_api
 from undertow.cost.tables import Curve
 from undertow.program import Program
 from undertow.program.model import Collective, CollectiveKind
+from undertow.runtime.direct import all_gather_into_tensor, gathers_directly
 
 _REPEATS = 3
 _SIZES = 5  # of each kind, from the smallest to what merging may make
@@ -70,11 +71,14 @@ def time_collective(line: Line, nbytes: int, device: torch.device) -> int:
     unit = torch.empty((), dtype=dtype).element_size() * size
     count = max(nbytes // unit, 1) * size  # a whole part for each rank
     x = torch.zeros(count, dtype=dtype, device=device)
+    call = _CALLS[line.kind]
+    if line.kind is CollectiveKind.ALL_GATHER and gathers_directly(line.group):
+        call = all_gather_into_tensor
     taken = []
     for repeat in range(_REPEATS + 1):
         dist.barrier(group)
         began = time.perf_counter_ns()
-        _ops.wait_tensor(_CALLS[line.kind](x, size, line.group))
+        _ops.wait_tensor(call(x, size, line.group))
         if device.type != "cpu":
             torch.accelerator.synchronize()
         if repeat:  # the first one pays for connections
@@ -82,7 +86,7 @@ def time_collective(line: Line, nbytes: int, device: torch.device) -> int:
     return int(statistics.median_low(taken))
 
 
-_CALLS = {
+_CALLS: dict[CollectiveKind, Callable[..., torch.Tensor]] = {
     CollectiveKind.ALL_GATHER: lambda x, n, g: _ops.all_gather_into_tensor(x, n, g),
     CollectiveKind.REDUCE_SCATTER: lambda x, n, g: _ops.reduce_scatter_tensor(x, "sum", n, g),
     CollectiveKind.ALL_REDUCE: lambda x, n, g: _ops.all_reduce(x, "sum", g),

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from undertow.program import (
     Collective,
     Order,
@@ -38,7 +40,7 @@ from undertow.schedule.facts import Facts
 from undertow.schedule.limits import peak_in_flight
 
 _LARGEST_NBYTES = 2 << 30
-_REPAIRS = 3  # how often buckets that do not fit are taken back
+_REPAIRS = 3  # how often buckets that do not fit are taken back, or the beginning is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,22 @@ class Bases:
         self._built.append((bounds, made, found))
         return found
 
+    def lowered(self, candidate: Candidate, policy: Policy, bounds: Bounds) -> Candidate:
+        """A candidate that is over the limit on memory, with the captured order up to where it is.
+        Often that is near the beginning of backward alone, where all activations are alive."""
+        limit, facts = bounds.peak_nbytes, self._captured
+        place = facts.base_order.positions()
+        for _ in range(_REPAIRS):
+            timeline = candidate.timeline
+            if limit is None or timeline.peak_nbytes <= limit:
+                break
+            last = int(np.flatnonzero(timeline.memory.during > limit)[-1])
+            kept = 1 + max(int(place[task]) for task in candidate.order.tasks[: last + 1])
+            made = construct(facts, policy, limit, bounds.in_flight_nbytes, kept=kept)
+            timeline = simulate(self.merged.program, made.order)
+            candidate = Candidate(self.merged, made.order, timeline)
+        return candidate
+
     def _delayed_facts(self) -> Facts:
         if self._delayed is None:
             self._delayed = self._captured.in_order(delayed_order(self._captured))
@@ -203,6 +221,8 @@ class Workshop:
                 break
             kept = _without_those_at_peak(candidate)
             if len(kept) == len(bases.merged.buckets):
+                lowered = bases.lowered(candidate, policy, self.bounds)
+                tries.append((lowered, bases))
                 break
             buckets = kept
         return tries

@@ -47,10 +47,17 @@ class Built:
 
 
 def construct(
-    facts: Facts, policy: Policy, limit_nbytes: int | None, in_flight_nbytes: int | None = None
+    facts: Facts,
+    policy: Policy,
+    limit_nbytes: int | None,
+    in_flight_nbytes: int | None = None,
+    *,
+    kept: int = 0,
 ) -> Built:
-    """A legal order made by `policy`. It tries to stay within the limits; the caller checks."""
+    """A legal order made by `policy`, after so many tasks of the base order that keep their place.
+    It tries to stay within the limits; the caller checks."""
     made = _Construction(facts, policy, limit_nbytes, in_flight_nbytes)
+    made.keep(kept)
     tasks = facts.base_order.tasks
     order = Order(tuple([tasks[position] for position in made.run()]))
     return Built(order, policy, made.reach, made.was_held)
@@ -75,6 +82,7 @@ class _Construction:
         self.unit_missing = dict(facts.entering)
         self.now = self.progress = self.reach = 0
         self.was_held = False
+        self.kept = 0  # tasks that keep their place at the beginning
         self.free = [0] * len(program.streams)  # when each group's stream is free
         self.lands = [0] * count  # when each started collective is done
         self.ready: list[int] = []  # compute, views and host tasks; a heap
@@ -101,6 +109,23 @@ class _Construction:
         for start, edges in self.unit_missing.items():
             if edges == 0:
                 self._becomes_startable(start)
+
+    def keep(self, count: int) -> None:
+        """Place the first tasks of the base order as they are."""
+        self.kept = count
+        for index in range(count):
+            if self.kinds[index] is Kind.WAIT:
+                self.now = max(self.now, self.lands[self.facts.awaited[index]])
+            self._place(index)
+        if not count:
+            return
+        # Sorted lists are heaps.
+        self.ready = sorted(task for task in self.ready if task >= count)
+        self.blocked = sorted(entry for entry in self.blocked if entry[1] >= count)
+        for stream in self.streams:
+            takers, givers = self.takers[stream], self.givers[stream]
+            self.takers[stream] = sorted(entry for entry in takers if entry[1] >= count)
+            self.givers[stream] = sorted(start for start in givers if start >= count)
 
     def run(self) -> list[int]:
         """Positions in the order that was built."""
@@ -173,8 +198,8 @@ class _Construction:
             return False
         if self.kinds[task] is Kind.VIEW or self.live + self._needs(task) <= self.limit:
             return False
-        releases, awaited = self.facts.releases, self.facts.awaited
-        return any(releases[awaited[wait]] > 0 for _, wait in self.blocked)
+        frees, awaited = self.facts.frees, self.facts.awaited
+        return any(frees[awaited[wait]] > 0 for _, wait in self.blocked)
 
     # -- collectives -------------------------------------------------------------------------------
 
@@ -237,7 +262,8 @@ class _Construction:
         if self.ahead is not None:
             self.ahead.add(self.oldest, self._before(start), self._unit_needs(start))
         for task in self.facts.units[start]:
-            self._place(task)
+            if task >= self.kept:
+                self._place(task)
 
     # -- placing -------------------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class Facts:
         for wait, start in enumerate(self.awaited):
             if start >= 0:
                 self.waits_of[start].append(wait)
+        self.frees = self._freed_nbytes()
         self.releases = self._released_nbytes()
         self.unit_of = self._serving_units()
         self.units: dict[int, list[int]] = {start: [] for start in self.starts}
@@ -181,20 +182,29 @@ class Facts:
             for start, waits in self.waits_of.items()
         }
 
-    def _released_nbytes(self) -> dict[int, int]:
-        """Per start, the bytes that are freed once it is done, less those that it allocates."""
+    def _freed_nbytes(self) -> dict[int, int]:
+        """Per start, the bytes that are freed once it was waited for."""
         program, nbytes = self.program, self.nbytes
         last_use = self._last_uses()
         found = {}
         for start, waits in self.waits_of.items():
             task = program.tasks[self.base_order.tasks[start]]
-            made = sum([nbytes[b] for b in task.writes if b not in task.reads])
             freed = 0
             for buffer in task.reads:
                 lifetime = program.buffers[buffer].lifetime
                 is_ours = lifetime in (Lifetime.INTERMEDIATE, Lifetime.DONATED) and bool(waits)
                 if is_ours and last_use[buffer] == start and buffer not in task.writes:
                     freed += nbytes[buffer]
+            found[start] = freed
+        return found
+
+    def _released_nbytes(self) -> dict[int, int]:
+        """Per start, the bytes that are freed once it is done, less those that it allocates."""
+        program, nbytes = self.program, self.nbytes
+        found = {}
+        for start, freed in self.frees.items():
+            task = program.tasks[self.base_order.tasks[start]]
+            made = sum([nbytes[b] for b in task.writes if b not in task.reads])
             found[start] = freed - made
         return found
 
