@@ -190,7 +190,7 @@ def as_pytorch(argument: tuple[str, str]) -> tuple[float, dict[str, int], int]:
             for model in (plain, eager):
                 torch.optim.SGD(model.parameters(), lr=0.1).step()
                 model.zero_grad()
-    starts = re.compile(r"c10d_functional_(all_gather|all_reduce|reduce_scatter)\w*\(")
+    starts = re.compile(r"(c10d_functional|direct)_(all_gather|all_reduce|reduce_scatter)\w*\(")
     written = [path for path in Path(show).glob("*.rank0.py") if starts.search(path.read_text())]
     return far, dict(counts), len(written)
 

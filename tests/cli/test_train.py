@@ -46,12 +46,25 @@ def test_a_worker_that_fails_says_why() -> None:
 def test_two_ranks_of_ours_and_of_pytorch_have_the_same_losses(
     undertow: Run, tmp_path: Path
 ) -> None:
+    """One of PyTorch's stands for both: that ours agree with each is tested with the backend."""
     page = tmp_path / "page.html"
-    result = undertow("train", "--steps", "1", "--rounds", "1", "--html", page, "--json")
+    few = ["--steps", "1", "--rounds", "1", "--layers", "1"]
+    chosen = ["--variants", "fsdp2, undertow ddp, undertow fsdp"]
+    result = undertow("train", *few, *chosen, "--html", page, "--json")
     assert result.code == 0, result.err
+    assert list(result.json["variants"]) == ["fsdp2", "undertow ddp", "undertow fsdp"]
     assert result.json["losses_agree"] is True
     assert result.json["variants"]["undertow fsdp"]["measured"]["communication_ns"] > 0
     assert "measured, rank1" in page.read_text()
+
+
+@pytest.mark.parametrize("variants", ["", "undertow dpp", "fsdp2, ddp"])
+def test_variants_that_there_are_not_are_told(undertow: Run, tmp_path: Path, variants: str) -> None:
+    page = tmp_path / "page.html"
+    result = undertow("train", "--variants", variants, "--html", page)
+    assert result.code != 0
+    assert "variant" in result.err
+    assert not page.exists()
 
 
 def test_losses_that_differ_are_noticed() -> None:

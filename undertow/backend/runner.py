@@ -31,6 +31,7 @@ from undertow.backend.options import BackendOptions
 from undertow.backend.scheduled import Scheduled
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_measured_module
+from undertow.garbage import give_back
 from undertow.program import Program, Timeline, simulate
 from undertow.program.model import Kind
 from undertow.runtime import job
@@ -223,6 +224,8 @@ class Runner:
         leave_timeline(self._options.report, label, "predicted", predicted)
         self._runs, self._whole, self._is_new = [], [], False
         unsettled.discard(self._number)
+        if not unsettled:
+            give_back()
 
     def _seen(self, program: Program) -> Seen:
         return Seen(program, self._runs, self._whole, self._is_native)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +17,9 @@ from rich.text import Text
 from undertow.cli.app import subcommand
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
-from undertow.cli.train_worker import Setup
-from undertow.cli.training import Place, Team, free_port
+from undertow.cli.train_worker import OURS, PYTORCH, Setup
+from undertow.cli.training import Place, Team, TrainingError, free_port
+from undertow.errors import unknown_name
 from undertow.program.serialize import load_json, timeline_from_json
 from undertow.report.page import Track, write_page
 from undertow.units import format_nbytes, format_ns
@@ -26,11 +27,11 @@ from undertow.units import format_nbytes, format_ns
 app = subcommand()
 
 VARIANTS = ("ddp", "undertow ddp", "fsdp2", "undertow fsdp")
+KNOWN = (*PYTORCH, *OURS)
 _MODEL = {"vocab": 2048, "width": 192, "layers": 4, "heads": 6, "kv_heads": 6, "hidden": 512}
 _TITLE = "A small Llama on two gloo ranks of this machine"
-_SHOWN = "undertow fsdp"
 _SAME = 1e-4  # relative: two ways to add up the same gradients
-_WARM = 3  # steps before those that count; of ours the last one is measured
+_WARM = 3  # steps at a time, until every graph is scheduled as it stays
 
 
 @app.command("train")
@@ -39,6 +40,11 @@ def command(
     rounds: Annotated[
         int, typer.Option(metavar="N", help="How often each variant takes its turn.", min=1)
     ] = 3,
+    variants: Annotated[
+        str,
+        typer.Option(metavar="LIST", help=f"Which ones, comma-separated: {', '.join(KNOWN)}."),
+    ] = ", ".join(VARIANTS),
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers of the model.", min=1)] = 4,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write modules, Plans and Timelines of our graphs here."),
@@ -56,20 +62,34 @@ def command(
     losses agree.
     """
     check_outputs(html)
+    chosen = _chosen(variants)
+    shown = next((name for name in reversed(chosen) if name in OURS), "")
+    if html is not None and not shown:
+        raise TrainingError("a page shows a step of ours: choose such a variant, or no --html")
     with tempfile.TemporaryDirectory() as own:
         folder = Path(own) if out is None else out
-        results = train(steps, rounds, folder)
+        results = train(steps, rounds, folder, chosen, layers)
         if html is not None:
-            write_page(html, _tracks(folder), title=_TITLE, subtitle=f"{_SHOWN}, backward")
+            tracks = _tracks(folder / _folder(shown))
+            write_page(html, tracks, title=_TITLE, subtitle=f"{shown}, backward")
     if json:
         show_json({"variants": results, "losses_agree": losses_agree(results)})
         return
     show(_report(results))
 
 
-def _tracks(folder: Path) -> list[Track]:
+def _chosen(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in KNOWN:
+            raise TrainingError(unknown_name("variant", name, KNOWN))
+    if not names:
+        raise TrainingError(f"no variant is chosen; there are: {', '.join(KNOWN)}")
+    return names
+
+
+def _tracks(place: Path) -> list[Track]:
     """Backward of one of our variants: as predicted, and as each rank measured it."""
-    place = folder / _folder(_SHOWN)
     tracks = []
     for kind in ("predicted", "measured"):
         for path in sorted(place.glob(f"*.backward.rank*.{kind}.json")):
@@ -84,28 +104,43 @@ def _folder(variant: str) -> str:
     return variant.replace(" ", "_")
 
 
-def train(steps: int, rounds: int, out: Path) -> dict[str, Any]:
+def train(
+    steps: int, rounds: int, out: Path, variants: Sequence[str] = VARIANTS, layers: int = 4
+) -> dict[str, Any]:
     """Per variant: seconds of every step, losses, peak memory and measured totals of rank 0."""
+    model = _MODEL | {"layers": layers}
     with contextlib.ExitStack() as stack:
-        teams = {variant: stack.enter_context(_team(variant, out)) for variant in VARIANTS}
-        found: dict[str, Any] = {variant: {"seconds": [], "losses": []} for variant in VARIANTS}
-        for variant, team in teams.items():
-            found[variant]["losses"] += team.steps(_WARM)[0]["losses"]
+        teams = {name: stack.enter_context(_team(name, out, model)) for name in variants}
+        found: dict[str, Any] = {name: {"seconds": [], "losses": []} for name in variants}
+        _warm(teams, found)
         for _ in range(rounds):
             for variant, team in teams.items():
                 answer = team.steps(steps)[0]
                 found[variant]["seconds"] += answer["seconds"]
                 found[variant]["losses"] += answer["losses"]
                 found[variant]["peak_nbytes"] = answer["peak_nbytes"]
+                found[variant]["idle_nbytes"] = answer["idle_nbytes"]
                 found[variant]["measured"] = answer["measured"]
     return found
 
 
-def _team(variant: str, out: Path) -> Team:
+def _warm(teams: dict[str, Team], found: dict[str, Any]) -> None:
+    """As many steps of each as the slowest needs to compile, to measure and to schedule anew: their
+    losses are compared too."""
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for variant, team in teams.items():
+            answers = team.steps(_WARM)
+            found[variant]["losses"] += answers[0]["losses"]
+            is_settled &= not any(answer["unsettled"] for answer in answers)
+
+
+def _team(variant: str, out: Path, model: dict[str, int]) -> Team:
     store = f"127.0.0.1:{free_port()}"
     report = str(out / _folder(variant))
-    options = {"timeline": _WARM, "memory": "+10%", "report": report}
-    setups = [Setup(variant, rank, 2, store, _MODEL, 4, 64, options) for rank in range(2)]
+    options = {"cluster": "measure", "timeline": _WARM, "memory": "+10%", "report": report}
+    setups = [Setup(variant, rank, 2, store, model, 4, 64, options) for rank in range(2)]
     return Team(setups, [Place((), {"GLOO_SOCKET_IFNAME": _loopback()})] * 2)
 
 
@@ -118,7 +153,7 @@ def _loopback() -> str:
 
 def losses_agree(results: dict[str, Any]) -> bool:
     """Whether every variant has the same losses, step by step."""
-    first = results[VARIANTS[0]]["losses"]
+    first = next(iter(results.values()))["losses"]
     return all(
         abs(a - b) <= _SAME * abs(a)
         for entry in results.values()
@@ -130,7 +165,7 @@ def _report(results: dict[str, Any]) -> Iterator[RenderableType]:
     yield Text(_TITLE, style="bold")
     table = Table(box=None, pad_edge=False)
     table.add_column("variant")
-    for title in ("step", "shortest", "exposed", "last loss", "peak memory"):
+    for title in ("step", "shortest", "exposed", "last loss", "memory"):
         table.add_column(title, justify="right")
     for variant, entry in results.items():
         measured = entry["measured"].get("exposed_ns")
@@ -140,10 +175,11 @@ def _report(results: dict[str, Any]) -> Iterator[RenderableType]:
             _time(min(entry["seconds"])),
             "" if measured is None else format_ns(measured),
             f"{entry['losses'][-1]:.6f}",
-            format_nbytes(entry["peak_nbytes"]),
+            format_nbytes(max(entry["peak_nbytes"] - entry["idle_nbytes"], 0)),
         )
     yield table
-    count = len(results[VARIANTS[0]]["losses"])
+    yield Text("Memory is the peak above what the process held before it had a model.", style="dim")
+    count = len(next(iter(results.values()))["losses"])
     if losses_agree(results):
         yield Text(f"The losses of all variants agree, in each of {count} steps.")
     else:

@@ -3,7 +3,7 @@
 Commands come as JSON lines on stdin, answers go as JSON lines to stdout. All variants train the
 same model on the same data, so that their losses can be compared: `compute` alone, PyTorch's own
 `ddp`, `fsdp2` and `ddp+inductor`, and ours: `undertow ddp`, `undertow fsdp`, each also with
-`+inductor` and `+native`.
+`+aten` and `+inductor` in place of the kernels that the backend takes by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 PYTORCH = ("ddp", "fsdp2", "ddp+inductor")
 OURS = tuple(
     f"undertow {kind}{codegen}"
-    for codegen in ("", "+native", "+inductor")
+    for codegen in ("", "+aten", "+inductor")
     for kind in ("ddp", "fsdp")
 )
 VARIANTS = ("compute", *PYTORCH, *OURS)
@@ -78,7 +78,7 @@ class Trainer:
 
             kind, _, codegen = variant.removeprefix("undertow ").partition("+")
             parallelize(self._model, Mesh({"dp": world}), kind)
-            options = self._setup.options | {"codegen": codegen or "aten"}
+            options = self._setup.options | ({"codegen": codegen} if codegen else {})
             run: Callable[..., Any] = torch.compile(self._model, backend=undertow, options=options)
             return run
         if variant == "fsdp2":

@@ -15,6 +15,7 @@ from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, Passed, View, span_of
 from undertow.loops.sizes import SIZES
 from undertow.loops.tensors import is_opaque, is_view, views_in
+from undertow.runtime import direct
 from undertow.runtime.direct import stand_in
 
 _PLAIN = (int, float, bool, str, type(None))
@@ -295,6 +296,8 @@ class _Writer:
 
     def function(self, target: Any) -> str:
         spelt = str(target) if isinstance(target, OpOverload) else target.__name__
+        if target.__module__ == direct.__name__:
+            spelt = f"direct_{spelt}"
         name = spelt.replace(".", "_").replace(":", "_").replace("<", "").replace(">", "")
         name = "".join(ch if ch.isalnum() or ch == "_" else "_" for ch in name)
         self.names[name] = target
