@@ -83,3 +83,13 @@ def test_gathers_and_small_exchanges_are_batched() -> None:
     check(module)
     assert kinds(module).count(CollectiveKind.ALL_GATHER) == 1
     assert kinds(module).count(CollectiveKind.ALL_TO_ALL) == 1
+
+
+def test_where_ranks_gather_directly_only_small_gathers_are_batched() -> None:
+    module = sharded(2, width=256)
+    with fake_world(2):
+        assert batch_collectives(module.graph, FAKE, direct=True) == 2
+    check(module)
+    assert kinds(module).count(CollectiveKind.ALL_GATHER) == 3 + 1
+    names = [str(node.target) for node in module.graph.nodes]
+    assert not any("coalesced" in name for name in names)

@@ -17,6 +17,7 @@ from undertow.cost.calibrate import calibrate, to_toml
 from undertow.cost.cluster import Cluster
 from undertow.errors import UndertowError
 from undertow.program.serialize import load_json, timeline_from_json, write_whole
+from undertow.units import format_ns
 
 app = subcommand()
 
@@ -43,9 +44,10 @@ def command(
 ) -> None:
     """Fit a cluster to what was measured on it.
 
-    The shares of its peaks that the device reaches, the time of its smallest kernel, and latency
-    and bandwidth of its link are fitted to the measured Timelines of a real job, and written as a
-    cluster file for `--cluster FILE`.
+    The shares of its peaks that the device reaches, the time of its smallest kernel and of a
+    launch, latency and bandwidth of its link, and how much compute and collectives slow each other
+    are fitted to the measured Timelines of a real job, and written as a cluster file for
+    `--cluster FILE`.
     """
     if not re.fullmatch(r"[a-z][\w-]*", name):
         raise UndertowError(f"{name!r} is no name for a cluster; use letters, digits, _ and -")
@@ -54,7 +56,14 @@ def command(
     fit = calibrate(Cluster.parse(cluster), measured)
     write_whole(out, to_toml(fit.cluster, name))
     if json:
-        show_json({"file": str(out), "before": dict(fit.before), "after": dict(fit.after)})
+        device = fit.cluster.device
+        contention = {
+            "compute_slowdown": device.compute_slowdown,
+            "communication_slowdown": device.communication_slowdown,
+            "launch_seconds": device.launch_seconds,
+        }
+        ratios = {"before": dict(fit.before), "after": dict(fit.after)}
+        show_json({"file": str(out), **ratios, **contention})
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("predicted / measured")
@@ -62,4 +71,10 @@ def command(
     table.add_column("after", justify="right")
     for entry in fit.before:
         table.add_row(entry, f"{fit.before[entry]:.2f}", f"{fit.after[entry]:.2f}")
-    show([table, Text(f"wrote {out}; use it as --cluster {out}")])
+    device = fit.cluster.device
+    slowed = Text(
+        f"beside each other compute takes {device.compute_slowdown:.2f} and collectives "
+        f"{device.communication_slowdown:.2f} times as long; a launch takes "
+        f"{format_ns(round(device.launch_seconds * 1e9))}"
+    )
+    show([table, slowed, Text(f"wrote {out}; use it as --cluster {out}")])

@@ -3,7 +3,8 @@
 Each class of compute gets the share of the peak at which the model's total is the measured one; the
 time of the smallest kernel comes from the smallest tasks; latency and bandwidth of the link are
 those at which the modelled collectives are nearest to the measured, by the mean of the logarithm of
-their ratio. Deterministic: a fixed number of rounds, no random numbers.
+their ratio. What compute and collectives cost each other is found first (`contention`), and all the
+rest is fitted to what each takes alone. Deterministic: a fixed number of rounds, no random numbers.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from dataclasses import dataclass, replace
 
 from undertow.cost.cluster import Cluster, Link
 from undertow.cost.collectives import estimate_collective
+from undertow.cost.contention import (
+    Contention,
+    collectives_beside,
+    compute_beside,
+    fit_contention,
+)
 from undertow.cost.device import Device
 from undertow.cost.roofline import ARITHMETIC, estimate_work
 from undertow.errors import CostError
 from undertow.program import Timeline
-from undertow.program.model import Collective, Kind, OpClass, Work
+from undertow.program.model import Collective, OpClass, Work
 
 _ROUNDS = 12
 _SMALL_NBYTES = 4096  # what a task may move and still count as one of the smallest
@@ -45,27 +52,46 @@ Collectives = Sequence[tuple[Collective, tuple[int, ...], int]]
 
 def calibrate(cluster: Cluster, timelines: Sequence[Timeline]) -> Fit:
     """The cluster that explains these measured Timelines best, starting from `cluster`."""
-    compute, collectives = _samples(timelines)
+    compute, collectives = _samples(cluster.device, timelines, Contention())
     if not compute and not collectives:
         raise CostError("the timelines have no task with a description: nothing can be fitted")
     before = ratios(cluster, compute, collectives)
     device = fit_device(cluster.device, compute)
+    found = fit_contention(timelines, lambda work: estimate_work(device, work).ns)
+    compute, collectives = _samples(device, timelines, found)
+    device = _contended(fit_device(device, compute), found)
     fitted = _fit_links(replace(cluster, device=device), collectives)
     return Fit(fitted, before, ratios(fitted, compute, collectives))
 
 
-def _samples(timelines: Sequence[Timeline]) -> tuple[Measured, Collectives]:
+def _contended(device: Device, found: Contention) -> Device:
+    """What nothing tells of stays as it was."""
+    if found.compute is not None:
+        device = replace(device, compute_slowdown=1 / found.compute)
+    if found.communication is not None:
+        device = replace(device, communication_slowdown=1 / found.communication)
+    if found.launch_ns is not None:
+        device = replace(device, launch_seconds=found.launch_ns / 1e9)
+    return device
+
+
+def _samples(
+    device: Device, timelines: Sequence[Timeline], found: Contention
+) -> tuple[Measured, Collectives]:
+    """What everything took, or takes alone where it is known what others cost it."""
     compute: list[tuple[Work, int]] = []
     collectives: list[tuple[Collective, tuple[int, ...], int]] = []
     for timeline in timelines:
-        for index, task in enumerate(timeline.program.tasks):
-            ns = int(timeline.end[index] - timeline.begin[index])
-            work = task.work
-            if isinstance(work, Work) and task.kind is Kind.COMPUTE and ns > 0:
-                if work.flops or work.nbytes:
-                    compute.append((work, ns))
-            elif isinstance(work, Collective) and work.nbytes and ns > 0:
-                collectives.append((work, timeline.program.streams[task.stream].ranks, ns))
+        program = timeline.program
+        for index, entry in compute_beside(timeline, lambda work: estimate_work(device, work).ns):
+            work = program.tasks[index].work
+            assert isinstance(work, Work)
+            compute.append((work, max(entry.alone_ns(found.compute or 1.0), 1)))
+        for start, entry in collectives_beside(timeline):
+            task = program.tasks[start]
+            assert isinstance(task.work, Collective)
+            ns = max(entry.alone_ns(found.communication or 1.0), 1)
+            collectives.append((task.work, program.streams[task.stream].ranks, ns))
     return compute, collectives
 
 

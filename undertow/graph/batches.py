@@ -1,7 +1,9 @@
 """Collectives that gloo runs, in fewer calls: each wakes threads that take a core from compute.
 
 Gathers of graph inputs that follow each other become one coalesced call, up to about the size of a
-layer. Small exchanges become one by copies. What is left is merged further where costs say so.
+layer; where the runtime gathers from rank to rank that saves nothing, and those that are not small
+stay on their own. Small gathers and exchanges become one by copies. What is left is merged further
+where costs say so.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from undertow.cost.gloo import DIRECT_RANKS
 from undertow.graph.collectives import GLOO, runs_on
 from undertow.graph.convert import convert
 from undertow.graph.rewrite import rewrite
@@ -21,17 +24,25 @@ MIB = 1 << 20
 _BATCHES = 8  # of gathers in a graph, if they are not too small or too large then
 _LEAST_NBYTES, _MOST_NBYTES = MIB, 8 * MIB  # gathered at once
 _GIVEN = (Lifetime.INPUT, Lifetime.DONATED)
-_SMALL_NBYTES = 64 << 10  # an exchange whose bytes take less time than its call
+_SMALL_NBYTES = 64 << 10  # what takes less time than its call
 
 
-def batch_collectives(graph: fx.Graph, backends: Sequence[str] = GLOO) -> int:
-    """Batch the gathers and small exchanges of `graph`, in place; how many calls that saves."""
+def batch_collectives(
+    graph: fx.Graph, backends: Sequence[str] = GLOO, *, direct: bool = False
+) -> int:
+    """Batch the gathers and small exchanges of `graph`, in place; how many calls that saves.
+    `direct` says that few ranks gather from rank to rank."""
     if not any(runs_on(node, backends) for node in graph.nodes):
         return 0
     converted = convert(graph)
     program = converted.program
     ours = frozenset(s for s in program.starts if runs_on(converted.nodes[s], backends))
-    buckets = [*_gathers(program, ours), *_small_exchanges(program, ours)]
+    few = frozenset(s for s in ours if direct and _has_few_ranks(program, s))
+    buckets = [
+        *_gathers(program, ours - few),
+        *_small(program, few, CollectiveKind.ALL_GATHER),
+        *_small(program, ours, CollectiveKind.ALL_TO_ALL),
+    ]
     merged = merge(program, buckets, _unpriced)
     if not merged.buckets:
         return 0
@@ -43,16 +54,18 @@ def _unpriced(task: Task, ranks: tuple[int, ...]) -> Task:
     return task
 
 
+def _has_few_ranks(program: Program, start: int) -> bool:
+    return len(program.streams[program.tasks[start].stream].ranks) <= DIRECT_RANKS
+
+
 def _gathers(program: Program, ours: frozenset[int]) -> list[Bucket]:
     """Of what is there when the graph begins: those of other tensors would have to wait."""
     keys: Keys = {}
     total: dict[Key, int] = {}
     for start in program.starts:
         key = None
-        if start in ours and _work(program, start).kind is CollectiveKind.ALL_GATHER:
-            reads = program.tasks[start].reads
-            is_early = all(program.buffers[b].lifetime in _GIVEN for b in reads)
-            key = bucket_key(program, start, "coalesced") if is_early else None
+        if start in ours and _is_early_gather(program, start):
+            key = bucket_key(program, start, "coalesced")
         keys[start] = key
         if key is not None:
             total[key] = total.get(key, 0) + (_work(program, start).nbytes or 0)
@@ -63,12 +76,20 @@ def _gathers(program: Program, ours: frozenset[int]) -> list[Bucket]:
     return propose(program, most, keys)
 
 
-def _small_exchanges(program: Program, ours: frozenset[int]) -> list[Bucket]:
+def _is_early_gather(program: Program, start: int) -> bool:
+    is_gather = _work(program, start).kind is CollectiveKind.ALL_GATHER
+    reads = program.tasks[start].reads
+    return is_gather and all(program.buffers[b].lifetime in _GIVEN for b in reads)
+
+
+def _small(program: Program, ours: frozenset[int], kind: CollectiveKind) -> list[Bucket]:
     keys: Keys = {}
     for start in program.starts:
         work = _work(program, start)
         is_small = (work.nbytes or _SMALL_NBYTES) < _SMALL_NBYTES
-        wanted = start in ours and work.kind is CollectiveKind.ALL_TO_ALL and is_small
+        wanted = start in ours and work.kind is kind and is_small
+        if kind is CollectiveKind.ALL_GATHER:
+            wanted = wanted and _is_early_gather(program, start)
         keys[start] = bucket_key(program, start, "copied") if wanted else None
     return propose(program, {key: MIB for key in keys.values() if key is not None}, keys)
 
