@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -155,11 +156,13 @@ def compute_seconds(team: Team) -> float:
 
 def rounds(made: dict[str, Team], count: int, steps: int) -> dict[str, list[Round]]:
     """What each variant took, round by round."""
-    for team in made.values():  # compile, measure, schedule again
+    for variant, team in made.items():  # compile, measure, schedule again
+        began = time.perf_counter()
         team.warm()
         team.steps(1)  # with nothing left of the last measurement
+        print(f"{variant} is warm after {time.perf_counter() - began:.0f} s", flush=True)
     found: dict[str, list[Round]] = {variant: [] for variant in made}
-    for _ in range(count):
+    for number in range(count):
         for variant, team in made.items():
             answers = team.steps(steps)
             found[variant].append(
@@ -169,7 +172,15 @@ def rounds(made: dict[str, Team], count: int, steps: int) -> dict[str, list[Roun
                     max(answer["peak_nbytes"] - answer["idle_nbytes"] for answer in answers),
                 )
             )
+        _tell(f"round {number + 1} of {count}", {v: entry[-1] for v, entry in found.items()})
     return found
+
+
+def _tell(what: str, found: dict[str, Round]) -> None:
+    """What one round came to, so that a run which is ended early has said something."""
+    base = found["compute"].seconds
+    parts = [f"{variant} {one.seconds / base:.2f}" for variant, one in found.items()]
+    print(f"{what}: {', '.join(parts)} (compute {1e3 * base:.0f} ms)", flush=True)
 
 
 def compare(
