@@ -54,6 +54,38 @@ def test_results_are_those_of_gloo(ranks: Ranks) -> None:
         assert same == [True] * 7
 
 
+def gathered_from_a_rank_that_is_gone(_: None) -> str:
+    """On the first rank: what its wait says."""
+    import os
+
+    import torch.distributed as dist
+
+    from undertow.runtime import direct
+
+    name = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    x = torch.ones(1 << 20)
+    ops.wait_tensor(direct.all_gather_into_tensor(x, 2, name))
+    if dist.get_rank() == 1:
+        os._exit(1)
+    try:
+        ops.wait_tensor(direct.all_gather_into_tensor(x, 2, name))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_gone_ends_the_wait_of_the_others() -> None:
+    with gloo_ranks(2) as started:
+        for pipe in started.pipes:
+            pipe.send((gathered_from_a_rank_that_is_gone, None))
+        first = started.pipes[0]
+        assert first.poll(90)
+        is_right, said = first.recv()
+    assert is_right
+    assert "onnection" in said  # closed by its peer, or reset
+
+
 def test_a_gather_is_done_when_all_its_exchanges_are() -> None:
     class Work:
         def __init__(self, done: bool) -> None:
