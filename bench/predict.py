@@ -4,7 +4,7 @@ Two gloo ranks of one thread train several models; the backend times compute and
 on the costs, schedules anew and measures the new order (`cluster="measure"`). That is calibration.
 The steps after it, in which nothing is measured, are held against the prediction: what the graphs
 with collectives are predicted to take, and what the rest of a step (graphs without, the optimizer,
-Python) took during calibration. As root, also over a link whose rate is limited.
+Python) took in the few steps before. As root, also over a link whose rate is limited.
 
     python -m bench.predict                                  # everything, about half an hour
     python -m bench.predict --quick                          # the smallest model on loopback
@@ -38,7 +38,6 @@ LOOPBACK = "loopback"
 SPEEDS = (LOOPBACK, "400", "1000")  # of the link, in Mbit/s
 VARIANTS = ("undertow ddp", "undertow fsdp")
 _SAMPLES = 5  # calls that are measured before scheduling anew, and twice as many after it
-_CALIBRATING = 2 + 3 * _SAMPLES  # steps: each of the two orders has one to warm up
 _STEPS = 12
 _ALLOWED = 0.10
 
@@ -48,7 +47,7 @@ class Run:
     """One job, in seconds: its prediction, made before the steps that it is held against."""
 
     graphs: float  # predicted for the graphs with collectives
-    rest: float  # of a step, as it was during calibration
+    rest: float  # of a step, as it was just before
     measured: list[float]
 
     @property
@@ -66,14 +65,11 @@ def run_case(variant: str, model: dict[str, int], link: Link | None, steps: int)
     local = Place((), {"GLOO_SOCKET_IFNAME": "lo"})
     places = [local if link is None else link.place(rank) for rank in range(2)]
     with Team(setups, places, timeout=230) as team:
-        calibrating = team.steps(_CALIBRATING + 1)  # the last one predicts anew
-        rest = [
-            seconds  # in the order that is predicted
-            for answer in calibrating
-            for seconds in answer["outside_seconds"][-2 * _SAMPLES - 1 : -1]
-        ]
+        team.warm()  # until every graph has its last prediction
+        settled = team.steps(_SAMPLES)
+        rest = [seconds for answer in settled for seconds in answer["outside_seconds"]]
         answers = team.steps(steps)
-    predicted = calibrating[0]["measured"]["predicted_total_ns"] / 1e9
+    predicted = settled[0]["measured"]["predicted_total_ns"] / 1e9
     each = [statistics.mean(both) for both in zip(*(a["seconds"] for a in answers), strict=True)]
     return Run(predicted, statistics.median(rest), each)
 

@@ -1,10 +1,10 @@
 """Gathers on gloo from rank to rank, each part sent from where it is to where it belongs.
 
 Gloo's own all-gather copies what it is given together, hands it round, and copies all of it out
-again: on two ranks three times the work of the CPU, which compute needs, and on a slow link half
-as long again. Here the parts of others are received in their place in the result, by exchanges in
-which a rank sends to one other: as many as there are other ranks. Results are the same, ranks issue
-the same collectives in the same order, and a rank that is gone ends the others' waits as ever.
+again, on cores that compute needs. Here the parts of others are received in their place in the
+result, by exchanges in which a rank sends to one other: as many as there are other ranks. Results
+are the same, ranks issue the same collectives in the same order, and a rank that is gone ends the
+others' waits as ever.
 """
 
 from __future__ import annotations
