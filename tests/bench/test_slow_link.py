@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from bench.slow_link import Round, judged
 
 MIB = 1 << 20
@@ -45,3 +47,15 @@ def test_sharded_training_is_held_to_the_memory_of_fsdp2() -> None:
     found = rows(2.0, fsdp2=(4.5, 10), undertow_fsdp=(3.5, 11))
     assert found["undertow fsdp"]["bound"] == 3.0
     assert found["undertow fsdp"]["aim"] == "missed: more memory"
+
+
+def test_bounds_are_those_of_each_round() -> None:
+    """Compute took twice as long when the rate was chosen: 2 s of wire are then 2 x compute."""
+    found = {
+        "compute": [Round(1.0, 0.3, 10), Round(2.0, 0.6, 10)],
+        "undertow fsdp": [Round(3.3, 1.0, 10), Round(3.3, 1.0, 10)],
+    }
+    row = judged(found, 2 / 3, wire_seconds=2.0)[1]
+    assert row["bound"] == pytest.approx((3.0 + 1.5) / 2)
+    assert row["over"] == pytest.approx(1.1)
+    assert row["aim"] == "met"
