@@ -82,7 +82,7 @@ def test_sums_of_columns_are_added_in_blocks(sizes: tuple[int, ...]) -> None:
     compiled = compile_function(program, x, y)
     assert "_end(" in compiled.cpp
     assert compiled.kernels == 1
-    same(compiled(x, y), program(x, y), rtol=1e-5, atol=1e-5)
+    same(compiled(x, y), program(x, y), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])

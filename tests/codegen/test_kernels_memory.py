@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.loops.compiling import compile_function, same
+from tests.loops.compiling import COMPILED, backend, compile_function, same
 from undertow.codegen import kernels_peak
 from undertow.codegen.kernels_peak import plan_within
 from undertow.codegen.kernels_plan import SLACK_NBYTES, Schedule, drop_dead
@@ -115,3 +115,51 @@ def test_the_second_way_of_placing_is_taken_where_it_is_smaller() -> None:
     lives = [Life(0, 100, 0, 1), Life(1, 300, 1, 2), Life(2, 200, 2, 4), Life(3, 300, 3, 4)]
     _, size = plan_arena(lives)
     assert most_alive(lives) <= size <= sum(rounded(life.nbytes) for life in lives)
+
+
+def test_a_large_result_takes_the_memory_of_an_operand_that_dies() -> None:
+    x, w = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+
+    def program(x, w):  # type: ignore[no-untyped-def]
+        y = (x @ w) + x
+        return [(y - y.mean(1, keepdim=True)).view(2, SIDE // 2, SIDE)]
+
+    compiled = compile_function(program, x, w)
+    assert "inherit(" in compiled.python
+    assert compiled.memory["peak"] < 1.5 * 4 * SIDE * SIDE
+    same(compiled(x, w), program(x, w), rtol=1e-4, atol=1e-4)
+
+
+def test_an_operand_that_a_later_pass_reads_is_not_written_over() -> None:
+    x, w = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
+
+    def program(x, w):  # type: ignore[no-untyped-def]
+        y = x @ w
+        z = y * y  # stored in the pass that sums it; y is read in the next one
+        return [z, y / z.sum(1, keepdim=True)]
+
+    compiled = compile_function(program, x, w)
+    same(compiled(x, w), program(x, w), rtol=1e-4, atol=1e-4)
+    same(compiled(x, w), program(x, w), rtol=1e-4, atol=1e-4)
+
+
+def test_what_cross_entropy_picks_is_all_that_is_made() -> None:
+    x, target = torch.randn(64, 4096), torch.randint(0, 4096, (64,))
+
+    def program(x, target):  # type: ignore[no-untyped-def]
+        return [torch.nn.functional.cross_entropy(x, target)]
+
+    compiled = compile_function(program, x, target)
+    assert compiled.memory["peak"] < 4 * x.numel() // 16
+    same(compiled(x, target), program(x, target))
+
+
+def test_what_is_cheap_is_computed_again_rather_than_saved() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(SIDE, SIDE, requires_grad=True)
+    known = len(COMPILED)
+    out = torch.compile(lambda x: torch.tanh(x * 2) * x, backend=backend)(x)
+    assert COMPILED[known].memory["peak"] < 1.5 * 4 * SIDE * SIDE  # the result, and no tanh
+    (got,) = torch.autograd.grad(out.sum(), x)
+    (want,) = torch.autograd.grad((torch.tanh(x * 2) * x).sum(), x)
+    same(got, want, rtol=1e-5, atol=1e-5)

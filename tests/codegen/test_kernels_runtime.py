@@ -40,6 +40,17 @@ def test_large_results_use_memory_that_was_freed() -> None:
     assert kernels_pool.idle_nbytes() == 0
 
 
+def test_the_pool_makes_room_for_others() -> None:
+    kernels_pool.clear()
+    make = kernels_pool.maker((1024, 512), (512, 1), "f32")
+    held = [make() for _ in range(4)]
+    del held[1:]
+    assert kernels_pool.idle_nbytes() == 3 * 1024 * 512 * 4
+    kernels_pool.room_maker(2 * 1024 * 512 * 4)()
+    assert kernels_pool.idle_nbytes() == 1024 * 512 * 4
+    kernels_pool.clear()
+
+
 @pytest.mark.parametrize("tag", ["bf16", "f16", "f64", "i64", "i8", "u8", "bool"])
 def test_the_pool_makes_every_type(tag: str) -> None:
     from undertow.loops.dtypes import TORCH

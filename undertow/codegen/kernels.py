@@ -22,7 +22,7 @@ from undertow.codegen.kernels_peak import note_peak, plan_within
 from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
 from undertow.codegen.kernels_program import Orderer, lower_peak, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
-from undertow.codegen.kernels_runtime import Workspaces, fit
+from undertow.codegen.kernels_runtime import Workspaces, fit, inherit
 from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
@@ -168,6 +168,7 @@ def link(module: Module, functions: dict[str, Any]) -> Callable[..., list[Any]]:
         "empty": empty_strided_cpu,
         "as_strided": torch.as_strided,
         "fit": fit,
+        "inherit": inherit,
         "refuse": _refuse,
         "bad_index": _bad_index,
         **module.names,

@@ -9,7 +9,7 @@ import torch
 
 from undertow.capture.torch_api import OpOverload
 from undertow.codegen.kernels_plan import Schedule, is_whole, output_buffers
-from undertow.codegen.kernels_pool import LEAST_NBYTES, maker
+from undertow.codegen.kernels_pool import LEAST_NBYTES, maker, room_maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, Passed, View, span_of
@@ -150,7 +150,10 @@ class _Writer:
                     continue
                 buffer = schedule.lowered.buffers[number]
                 sizes, strides = self.shapes[number]
-                if buffer.nbytes >= LEAST_NBYTES:
+                heir_of = schedule.heirs.get(number)
+                if heir_of is not None:
+                    self.put(f"b{number} = inherit(b{heir_of}, {sizes}, {strides})")
+                elif buffer.nbytes >= LEAST_NBYTES:
                     self.names[f"new{number}"] = maker(sizes, strides, buffer.dtype)
                     self.put(f"b{number} = new{number}()  # {buffer.dtype} {sizes}")
                 else:
@@ -253,6 +256,7 @@ class _Writer:
             call = f"torch.{target._schema.name.partition('::')[2]}"
             self.put(f"{call}({', '.join(args)}, out={self.tensor(view)})")
             return
+        self.make_room(step)
         called = stand_in(step.node) or target
         call = f"{self.function(called)}({', '.join(args)})"
         if self.is_timed and "c10d_functional" in str(target):
@@ -277,6 +281,15 @@ class _Writer:
             return f"start({', '.join((str(at), name, *args))})"
         in_arena = step.reads[0] in self.schedule.offsets
         return f"wait({at}, {name}, {args[0] if in_arena else f'b{step.reads[0]}'})"
+
+    def make_room(self, step: Extern) -> None:
+        """Large results of ATen count among the memory that the pool may hold."""
+        made = [self.schedule.lowered.buffers[n] for n in step.outputs if n is not None]
+        nbytes = sum(buffer.nbytes for buffer in made if buffer.dtype in NBYTES)
+        if nbytes >= LEAST_NBYTES and "wait_tensor" not in str(step.node.target):
+            name = f"room{nbytes}"
+            self.names[name] = room_maker(nbytes)
+            self.put(f"{name}()")
 
     def result(self, step: Extern, number: int, text: str) -> None:
         buffer = self.schedule.lowered.buffers[number]

@@ -19,8 +19,12 @@ from undertow.loops.group import Group
 from undertow.loops.ir import Buffer, Extern, Lowered, Nest, View
 from undertow.loops.kernel import Kernel, KernelStore, build_kernel
 from undertow.loops.memory import Life, most_alive, plan_arena
+from undertow.loops.passes import Pass, plan_passes
 from undertow.loops.tensors import views_in
 
+LARGE_NBYTES = (
+    1 << 20
+)  # temporaries that are tensors of their own, in memory that others have freed
 MOST_POINTERS = 128  # of one kernel among many, as the prelude has room for
 
 
@@ -51,7 +55,8 @@ class Schedule:
     offsets: dict[int, int] = field(default_factory=dict)  # bytes into the arena, by buffer
     scratch: dict[int, int] = field(default_factory=dict)  # of late reductions, by step
     arena: int = 0
-    fresh: set[int] = field(default_factory=set)  # temps that outlive the call
+    fresh: set[int] = field(default_factory=set)  # temps that are tensors of their own
+    heirs: dict[int, int] = field(default_factory=dict)  # those that take another's memory
     last_use: dict[int, int] = field(default_factory=dict)
     first_write: dict[int, int] = field(default_factory=dict)
     gemms: dict[int, Gemm] = field(default_factory=dict)  # extern calls that C++ does, by step
@@ -189,9 +194,10 @@ SLACK_NBYTES = 1 << 20  # above eager's peak: small buffers, and partial results
 def place(result: Schedule) -> None:
     """Say how long each buffer lives and where, for the order that the steps are in.
 
-    An arena is kept through the whole call, so beside results that pile up it can cost more than
-    operators that run alone and free what they made. Then the largest of its buffers become tensors
-    of their own, which are freed when they are done with, until the peak is not above eager's.
+    Large buffers are tensors of their own, in memory that operands left when they were freed. The
+    rest is in an arena, which is kept through the whole call, so beside results that pile up it can
+    cost more than operators that run alone and free what they made. Then the largest of its buffers
+    become tensors too, until the peak is not above eager's.
     """
     _lifetimes(result)
     result.eager = result.eager or _eager_peak(result.lowered)
@@ -213,7 +219,10 @@ def place(result: Schedule) -> None:
 def _fit(result: Schedule, limit: int) -> tuple[int, set[int]]:
     """Place buffers so that the peak is not above a limit, if that can be; what it is, and the
     buffers that are tensors of their own for that."""
-    loose: set[int] = set()
+    temps = [
+        b for b in result.lowered.buffers if b.kind == "temp" and b.number in result.first_write
+    ]
+    loose = {b.number for b in temps if b.nbytes >= LARGE_NBYTES}
     _put(result, loose)
     best = (result.peak, loose)
     for least in _sizes(result):
@@ -327,7 +336,8 @@ def _put(result: Schedule, loose: set[int]) -> None:
         replace(life, last=len(result.steps)) if life.number in outputs else life
         for life in variables
     ]
-    result.peak = result.arena + most_alive(to_the_end)
+    result.heirs = _in_place(result, result.fresh, together, keep=outputs)
+    result.peak = result.arena + most_alive(_joined(to_the_end, result.heirs))
 
 
 def _life(result: Schedule, buffer: Buffer, together: Mapping[int, range]) -> Life:
@@ -358,11 +368,16 @@ def _eager_peak(lowered: Lowered) -> int:
     return most_alive(lives)
 
 
-def _in_place(result: Schedule, placed: set[int], together: Mapping[int, range]) -> dict[int, int]:
+def _in_place(
+    result: Schedule,
+    placed: set[int],
+    together: Mapping[int, range],
+    keep: Collection[int] = (),
+) -> dict[int, int]:
     """Results that take the memory of an operand which dies as they are made, by result.
 
-    Only where a kernel makes one pass and reads the operand where it writes the result, so that
-    each element is read before it is written over.
+    Only where a kernel reads the operand where it writes the result, and in no later pass over the
+    row, so that each element is read before it is written over. Operands in `keep` live on.
     """
     buffers = result.lowered.buffers
     heirs: dict[int, int] = {}
@@ -370,30 +385,41 @@ def _in_place(result: Schedule, placed: set[int], together: Mapping[int, range])
         if not isinstance(step, Launch) or len(step.kernels) > 1 or at in together:
             continue
         kernel = step.kernels[0]
-        if kernel.kind != "rows" or any(instr.op == "reduce" for instr in kernel.code):
+        if kernel.kind != "rows":
             continue
-        dying = [n for n in kernel.reads if n in placed and result.last_use[n] == at]
+        dying = [
+            n for n in kernel.reads if n in placed and n not in keep and result.last_use[n] == at
+        ]
+        passes = plan_passes(kernel) if dying else []
         for store in kernel.stores:
             made = store.buffer
             if made not in placed or result.first_write[made] != at or store.level != "element":
                 continue
             for number in dying:
                 fits = buffers[number].nbytes == buffers[made].nbytes
-                if fits and _reads_in_step(kernel, number, store):
+                fits = fits and buffers[number].dtype == buffers[made].dtype
+                if fits and _reads_in_step(kernel, number, store, passes):
                     heirs[made] = number
                     dying.remove(number)
                     break
     return heirs
 
 
-def _reads_in_step(kernel: Kernel, number: int, store: KernelStore) -> bool:
-    for instr in kernel.code:
+def _reads_in_step(kernel: Kernel, number: int, store: KernelStore, passes: list[Pass]) -> bool:
+    """Whether a kernel reads a buffer only where it stores to another, and not after that."""
+    stored = next(at for at, this in enumerate(passes) if store in this.stores)
+    for this in passes[stored + 1 :]:
+        for k in this.body:
+            instr = kernel.code[k]
+            if instr.op == "load" and instr.data == number and k not in this.reloads:
+                return False
+    for instr, level in zip(kernel.code, kernel.levels, strict=True):
         if instr.op == "gather" and instr.data[0] == number:
             return False
         if instr.op == "mload" and instr.data == number:
             return False
         same = instr.strides == store.strides and instr.offset == store.offset
-        if instr.op == "load" and instr.data == number and not same:
+        if instr.op == "load" and instr.data == number and not (same and level == "element"):
             return False
     return number not in kernel.writes
 

@@ -48,6 +48,7 @@ def library() -> ctypes.PyDLL:
     loaded = ctypes.PyDLL(build_whole(text))
     loaded.pool_tensor.restype = ctypes.py_object
     loaded.pool_tensor.argtypes = [ctypes.c_void_p]
+    loaded.pool_room.argtypes = [ctypes.c_int64]
     loaded.pool_nbytes.restype = ctypes.c_int64
     return loaded
 
@@ -68,6 +69,12 @@ def maker(sizes: tuple[int, ...], strides: tuple[int, ...], tag: str) -> Callabl
         return from_dlpack(make(address))
 
     return fresh
+
+
+def room_maker(nbytes: int) -> Callable[[], object]:
+    """A function to call before ATen allocates so much: blocks that are held then count as well."""
+    make, size = library().pool_room, ctypes.c_int64(nbytes)
+    return lambda: make(size)
 
 
 def idle_nbytes() -> int:

@@ -85,6 +85,12 @@ class Workspaces:
         self._known = {}
 
 
+def inherit(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor in the memory of another, which nobody reads again."""
+    made = torch.empty(0, dtype=tensor.dtype)
+    return made.set_(tensor.untyped_storage(), 0, sizes, strides)
+
+
 def fit(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """A tensor with the strides that the kernels were made for; a copy if it has others."""
     if tuple(tensor.shape) != sizes:

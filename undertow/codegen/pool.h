@@ -26,10 +26,7 @@ static void drop(i64 k) {
   idle_nbytes -= idle[k].size;
   idle[k] = idle[--count];
 }
-static i64 rounded(i64 nbytes) {
-  i64 unit = nbytes >= 2 * HUGE_ ? HUGE_ : 4096;
-  return (nbytes + unit - 1) / unit * unit;
-}
+static i64 rounded(i64 nbytes) { return (nbytes + 4095) / 4096 * 4096; }
 static void *take(i64 size) {
   i64 best = -1;
   for (i64 k = count - 1; k >= 0; --k)
@@ -83,6 +80,13 @@ extern "C" void *pool_tensor(Description *d) {
   managed->context = (void *)size;
   managed->deleter = deleter;
   return PyCapsule_New(managed, "dltensor", 0);
+}
+// Somebody else is about to allocate: idle blocks that would make the whole larger than what was once
+// in use go back to the system.
+extern "C" void pool_room(i64 nbytes) {
+  lock();
+  while (count && live_nbytes + idle_nbytes + nbytes > peak_nbytes) drop(0);
+  unlock();
 }
 extern "C" void pool_clear(void) {
   lock();

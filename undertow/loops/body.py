@@ -7,7 +7,7 @@ from typing import Any
 
 from undertow.loops.dtypes import HALVES, is_float, register
 from undertow.loops.ir import Constant, Instr, Value, View
-from undertow.loops.recipes import Mapping, Recipe, find_mapping, is_wanted
+from undertow.loops.recipes import Mapping, Recipe, find_mapping, is_picked, is_wanted
 from undertow.loops.sizes import is_at_least, is_symbolic
 
 
@@ -202,8 +202,8 @@ class Body:
     def gather(self, value: View, strides: tuple[int, ...], terms: list[tuple[int, int]]) -> int:
         """A value at the loop's place plus computed indices times strides."""
         stored = value.casts[0] if value.casts else value.dtype
-        recipe = self.recipe_per_element(value.buffer)
-        if recipe is not None and value.offset == 0:
+        recipe = self.recipes.get(value.buffer)
+        if recipe is not None and value.offset == 0 and is_picked(recipe, self.sizes):
             mapping = find_mapping(recipe, self.sizes, strides, 0)
             dims = [
                 next((k for k, s in enumerate(recipe.strides) if s == step), None)

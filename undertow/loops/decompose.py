@@ -31,7 +31,7 @@ _NAMES = """
     special_xlog1py deg2rad rad2deg slice_backward select_backward native_dropout_backward stack
     pixel_shuffle pixel_unshuffle count_nonzero aminmax isposinf isneginf zero addr
     upsample_nearest1d upsample_nearest2d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    linspace eye
+    linspace eye detach t transpose
     """
 NAMES = frozenset(_NAMES.split())
 

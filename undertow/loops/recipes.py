@@ -116,6 +116,11 @@ def is_spread(recipe: Recipe, sizes: tuple[int, ...], strides: tuple[int, ...]) 
     return product(sizes) >= LEAST_SPREAD * product(recipe.sizes)
 
 
+def is_picked(recipe: Recipe, sizes: tuple[int, ...]) -> bool:
+    """Whether a reader that picks elements by index had better compute them."""
+    return not recipe.per_row or product(recipe.sizes) >= LEAST_SPREAD * product(sizes)
+
+
 def is_partial(recipe: Recipe, sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether a reader touches less than the whole buffer."""
     touched = product([n for n, s in zip(sizes, strides, strict=True) if s])
