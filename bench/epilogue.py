@@ -11,13 +11,17 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from bench.harness import print_table, save_results
 from undertow.codegen.cpp_build import build
+
+Shape = tuple[int, int, int]  # rows, inner, columns
+Runs = dict[str, Callable[[], Any]]  # by the name of the way
 
 SHAPES = ((512, 768, 3072), (2048, 1024, 4096), (4096, 256, 1024))
 BLOCKS = (64, 128, 256, 512)
@@ -35,7 +39,7 @@ extern "C" void gelu(char *p, i64 n) { char *q[] = {p}; run(k0, q, n, n * 40 / 1
 """
 
 
-def ways(rows: int, inner: int, columns: int, gelu: Any) -> dict[str, Callable[[], Any]]:
+def ways(gelu: Any, rows: int, inner: int, columns: int) -> Runs:
     x, w, b = torch.randn(rows, inner), torch.randn(columns, inner) / 50, torch.randn(columns)
     turned, out = w.t(), torch.empty(rows, columns)
 
@@ -54,33 +58,38 @@ def ways(rows: int, inner: int, columns: int, gelu: Any) -> dict[str, Callable[[
     def fused() -> Any:
         return torch.ops.mkldnn._linear_pointwise(x, w, b, "gelu", [], "tanh")
 
-    found: dict[str, Callable[[], Any]] = {"product alone": product, "whole": blocked(rows)}
+    found: Runs = {"product alone": product, "whole": blocked(rows)}
     found.update({f"blocks of {n}": blocked(n) for n in BLOCKS})
     return {**found, "oneDNN": fused}
 
 
-def main() -> int:
-    gelu = build(KERNEL).gelu
-    gelu.argtypes = (ctypes.c_void_p, ctypes.c_long)
+def compare(name: str, title: str, shapes: Sequence[Shape], runs_of: Callable[..., Runs]) -> None:
+    """Time the ways of every shape, one after another in turn, on one thread and on two."""
     results = {}
     for threads in (1, 2):
         torch.set_num_threads(threads)
         clock = time.process_time if threads == 1 else time.perf_counter
         table = []
-        for shape in SHAPES:
-            runs = ways(*shape, gelu)
-            times: dict[str, list[float]] = {name: [] for name in runs}
+        for shape in shapes:
+            runs = runs_of(*shape)
+            times: dict[str, list[float]] = {way: [] for way in runs}
             for at in range(ROUNDS + 2):
-                for name, run in runs.items():
+                for way, run in runs.items():
                     begin = clock()
                     run()
                     if at >= 2:
-                        times[name].append(clock() - begin)
-            found = {name: statistics.median(took) for name, took in times.items()}
+                        times[way].append(clock() - begin)
+            found = {way: statistics.median(took) for way, took in times.items()}
             table.append([str(shape), *(f"{seconds * 1e3:.2f}" for seconds in found.values())])
             results[f"{shape}, {threads} threads"] = found
-        print_table(f"gelu(x @ w + b), ms, {threads} threads", ["shape", *found], table)
-    save_results("epilogue", {"seconds": results})
+        print_table(f"{title}, ms, {threads} threads", ["shape", *found], table)
+    save_results(name, {"seconds": results})
+
+
+def main() -> int:
+    gelu = build(KERNEL).gelu
+    gelu.argtypes = (ctypes.c_void_p, ctypes.c_long)
+    compare("epilogue", "gelu(x @ w + b)", SHAPES, partial(ways, gelu))
     return 0
 
 

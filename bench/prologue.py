@@ -9,14 +9,13 @@ of rows is made in a buffer of its size, and multiplied while it is in the cache
 from __future__ import annotations
 
 import ctypes
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from bench.harness import print_table, save_results
+from bench.epilogue import Runs, compare
 from undertow.codegen.cpp_build import build
 
 SHAPES = (
@@ -27,7 +26,6 @@ SHAPES = (
     (4096, 4096, 512),
 )
 BLOCKS = (128, 256, 512, 1024)
-ROUNDS = 9
 KERNEL = """
 static void k0(char **P, i64 begin, i64 end) {
   const f32 *const x = (const f32 *)P[0]; f32 *const p = (f32 *)P[1];
@@ -44,7 +42,7 @@ extern "C" void gelu(char *x, char *p, i64 n) {
 """
 
 
-def ways(rows: int, inner: int, columns: int, gelu: Any) -> dict[str, Callable[[], Any]]:
+def ways(gelu: Any, rows: int, inner: int, columns: int) -> Runs:
     x, w = torch.randn(rows, inner), torch.randn(columns, inner) / 50
     turned, out, made = w.t(), torch.empty(rows, columns), torch.empty(rows, inner)
 
@@ -60,32 +58,14 @@ def ways(rows: int, inner: int, columns: int, gelu: Any) -> dict[str, Callable[[
 
         return run
 
-    found: dict[str, Callable[[], Any]] = {"product alone": product, "whole": blocked(rows)}
+    found: Runs = {"product alone": product, "whole": blocked(rows)}
     return {**found, **{f"blocks of {n}": blocked(n) for n in BLOCKS}}
 
 
 def main() -> int:
     gelu = build(KERNEL).gelu
     gelu.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)
-    results = {}
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        clock = time.process_time if threads == 1 else time.perf_counter
-        table = []
-        for shape in SHAPES:
-            runs = ways(*shape, gelu)
-            times: dict[str, list[float]] = {name: [] for name in runs}
-            for at in range(ROUNDS + 2):
-                for name, run in runs.items():
-                    begin = clock()
-                    run()
-                    if at >= 2:
-                        times[name].append(clock() - begin)
-            found = {name: statistics.median(took) for name, took in times.items()}
-            table.append([str(shape), *(f"{seconds * 1e3:.2f}" for seconds in found.values())])
-            results[f"{shape}, {threads} threads"] = found
-        print_table(f"gelu(x) @ w, ms, {threads} threads", ["shape", *found], table)
-    save_results("prologue", {"seconds": results})
+    compare("prologue", "gelu(x) @ w", SHAPES, partial(ways, gelu))
     return 0
 
 
