@@ -184,56 +184,35 @@ class Task:
         """How many launches this task costs the host: none for views and covered tasks."""
         return int(self.launches and self.kind is not Kind.VIEW)
 
-    # Written out: dataclasses.replace takes three times as long, and programs have many tasks.
-
     def timed(self, ns: int, launches: bool) -> Task:
         """The same task with other times."""
-        return Task(
-            self.name,
-            self.kind,
-            self.stream,
-            self.reads,
-            self.writes,
-            ns,
-            self.start,
-            self.load_permille,
-            launches,
-            self.work,
-            self.module,
-            self.priced_by,
-        )
+        return self._changed(self.reads, self.writes, ns, self.start, launches)
 
     def touching(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> Task:
         """The same task on other buffers."""
+        return self._changed(reads, writes, self.ns, self.start, self.launches)
+
+    def awaiting(self, start: int) -> Task:
+        """The same wait for a start that has got another index."""
+        if start == self.start:
+            return self
+        return self._changed(self.reads, self.writes, self.ns, start, self.launches)
+
+    def _changed(
+        self, reads: tuple[int, ...], writes: tuple[int, ...], ns: int, start: int, launches: bool
+    ) -> Task:
+        """Written out: dataclasses.replace takes three times as long, and programs have many
+        tasks."""
         return Task(
             self.name,
             self.kind,
             self.stream,
             reads,
             writes,
-            self.ns,
-            self.start,
-            self.load_permille,
-            self.launches,
-            self.work,
-            self.module,
-            self.priced_by,
-        )
-
-    def awaiting(self, start: int) -> Task:
-        """The same wait for a start that has got another index."""
-        if start == self.start:
-            return self
-        return Task(
-            self.name,
-            self.kind,
-            self.stream,
-            self.reads,
-            self.writes,
-            self.ns,
+            ns,
             start,
             self.load_permille,
-            self.launches,
+            launches,
             self.work,
             self.module,
             self.priced_by,
