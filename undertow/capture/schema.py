@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import fx
 
 _SEQUENCES = (list, tuple)
@@ -37,6 +38,18 @@ def written_parameters(target: Any) -> frozenset[str]:
         for argument in schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+def is_random(target: object) -> bool:
+    """Whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def draws_random(node: fx.Node) -> bool:
+    """Whether a call draws random numbers, itself or by an operator that it is given (as those are
+    that keep or restore the state of the generator for recomputation)."""
+    given = (arg for arg in node.args if not isinstance(arg, fx.Node))
+    return is_random(node.target) or any(map(is_random, given))
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from undertow.capture import torch_api
+from undertow.capture.schema import draws_random
 from undertow.codegen.kernels_plan import SLACK_NBYTES, Launch, Schedule, output_buffers, place
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.describe import describe
@@ -153,7 +152,7 @@ class _Builder:
 
     def call(self, name: str, step: Extern) -> None:
         """A call of ATen, after those that it must not overtake although no buffer says so."""
-        draws, acts = _draws(step), not step.writes
+        draws, acts = draws_random(step.node), not step.writes
         after = [self.last_draw] if draws and self.last_draw >= 0 else []
         after += [self.last_effect] if acts and self.last_effect >= 0 else []
         task = self.builder.compute(
@@ -237,13 +236,6 @@ def _reached(loops: tuple[int, ...], strides: tuple[int, ...] | None) -> int:
     if strides is None:
         return product(loops)
     return product([size for size, stride in zip(loops, strides, strict=False) if stride])
-
-
-def _draws(step: Extern) -> bool:
-    """Whether a call draws random numbers, itself or by an operator that it is given."""
-    called = (step.node.target, *step.node.args)
-    seeded = torch.Tag.nondeterministic_seeded
-    return any(seeded in getattr(item, "tags", ()) for item in called)
 
 
 def _nbytes(buffer: Buffer) -> int:

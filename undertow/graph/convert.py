@@ -16,7 +16,13 @@ import torch
 from torch import fx
 
 from undertow.capture import torch_api
-from undertow.capture.schema import nodes_in, written_nodes, written_parameters
+from undertow.capture.schema import (
+    draws_random,
+    is_random,
+    nodes_in,
+    written_nodes,
+    written_parameters,
+)
 from undertow.errors import ProgramError
 from undertow.garbage import without_collections
 from undertow.graph.collectives import (
@@ -201,7 +207,7 @@ class _Conversion:
         fresh = tuple([buffer for buffer in made if buffer not in reads])
         if not fresh and not mutated:
             return self._view(node)
-        draws = traits.draws or (not traits.is_operator and _draws(node))
+        draws = traits.draws or (not traits.is_operator and draws_random(node))
         after = self._after(node)
         if draws and self._last_random >= 0:
             # Those that draw random numbers stay in sequence, so that each draws the same ones.
@@ -304,7 +310,7 @@ def _traits(target: object) -> _Traits:
         is_size=packet in SIZES,
         is_host=packet in HOST_OPERATORS,
         is_operator=packet is not None,
-        draws=_is_random(target),
+        draws=is_random(target),
         writes=bool(written_parameters(target)),
     )
 
@@ -315,16 +321,6 @@ def _is_size(node: fx.Node, traits: _Traits) -> bool:
     if not isinstance(value, _NUMBERS) or isinstance(value, bool):
         return False
     return traits.is_size or not any(tensors_of(arg) for arg in node.all_input_nodes)
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether a call runs an operator that it is given and that draws random numbers (as those do
-    that keep or restore the state of the generator for recomputation)."""
-    return any(_is_random(arg) for arg in node.args if not isinstance(arg, fx.Node))
-
-
-def _is_random(target: object) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _place(node: fx.Node) -> str:
