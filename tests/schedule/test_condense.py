@@ -14,8 +14,7 @@ from undertow.cost.price import repricer
 from undertow.program import Kind, Order, Program, simulate, verify
 from undertow.program.model import retimed
 from undertow.program.text import parse_program
-from undertow.schedule.buckets import merge, propose_of_size
-from undertow.schedule.candidates import alone
+from undertow.schedule.buckets import alone, merge, propose_of_size
 from undertow.schedule.condense import condense
 from undertow.schedule.limits import Limits
 from undertow.schedule.solve import solve

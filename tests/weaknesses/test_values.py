@@ -20,7 +20,7 @@ from undertow.graph import convert, rewrite
 from undertow.graph.schedule_graph import schedule_graph
 from undertow.program import Order
 from undertow.schedule import ITERATIVE_PIPELINE, SCHEDULERS, Limits, run_pipeline
-from undertow.schedule.candidates import alone
+from undertow.schedule.buckets import alone
 
 ops = torch.ops._c10d_functional
 GROUPS = {"0": ("dp", (0, 1))}

@@ -28,8 +28,7 @@ from undertow.graph.nodes import tensor_nbytes
 from undertow.graph.rewrite import rewrite
 from undertow.graph.schedule_graph import Estimate, decide
 from undertow.program import Order, Task
-from undertow.schedule.buckets import Bucket, Merged, merge
-from undertow.schedule.candidates import alone
+from undertow.schedule.buckets import Bucket, Merged, alone, merge
 from undertow.schedule.late_waits import sink_all
 from undertow.schedule.limits import Limits
 

@@ -213,8 +213,16 @@ def propose_of_size(program: Program, most_nbytes: int) -> list[Bucket]:
     return propose(program, {key: most_nbytes for key in keys if key is not None})
 
 
-def merge(program: Program, buckets: Sequence[Bucket], reprice: Reprice) -> Merged:
-    """The Program with `buckets` run as one; a bucket that would close a cycle is left out."""
+def alone(program: Program) -> Merged:
+    """Nothing is merged."""
+    return Merged(program, (), tuple((i,) for i in range(len(program))))
+
+
+def merge(program: Program, buckets: Sequence[Bucket], reprice: Reprice | None) -> Merged:
+    """The Program with `buckets` run as one; a bucket that would close a cycle is left out. Without
+    `reprice` nothing is merged."""
+    if not buckets or reprice is None:
+        return alone(program)
     chosen = list(buckets)
     while True:
         leader = _leaders(program, chosen)

@@ -122,11 +122,6 @@ class Candidate:
         return near and self.rank(bounds)[0] == 0
 
 
-def alone(program: Program) -> Merged:
-    """Nothing is merged."""
-    return Merged(program, (), tuple((i,) for i in range(len(program))))
-
-
 class Bases:
     """What constructions of one Program start from: its captured order, and the delayed one."""
 
@@ -199,10 +194,7 @@ class Workshop:
         """For the Program with these buckets."""
         key = tuple(buckets)
         if key not in self._bases:
-            made = alone(self.program)
-            if buckets and self.reprice is not None:
-                made = merge(self.program, buckets, self.reprice)
-            self._bases[key] = Bases(made)
+            self._bases[key] = Bases(merge(self.program, buckets, self.reprice))
         return self._bases[key]
 
     def by_recipe(self, recipe: Recipe) -> Candidate:

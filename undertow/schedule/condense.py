@@ -1,8 +1,8 @@
-"""Runs of tasks that always stay together, as one task each: half of a step's tasks cost nothing.
+"""Runs of tasks that always stay together, as one task each: two in five tasks of a step are free.
 
-Views follow what they look at, and the later members of a fused kernel follow the first. A solver
-that places runs instead of tasks decides the same in half the time. Buffers that only live inside a
-run become one, as large as the run needs; memory is never counted too low by that.
+Views follow what they look at, and the later members of a fused kernel follow the first: a solver
+that places runs instead of tasks has fewer to place. Buffers that only live inside a run become
+one, as large as the run needs; memory is never counted too low by that.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ class Condensed:
         self, merged: Merged, order: Order, reprice: Reprice | None
     ) -> tuple[Merged, Order]:
         """The same buckets and order for the whole."""
-        if merged.buckets and reprice is not None:
-            made = merge(self.whole, merged.buckets, reprice)
-        else:
-            made = Merged(self.whole, (), tuple((task,) for task in range(len(self.whole))))
+        made = merge(self.whole, merged.buckets, reprice)
         index, names = made.program.index, self.whole.tasks
         here, found = self.program.index, []
         for task in order.tasks:

@@ -26,8 +26,7 @@ from undertow.program import (
     liveness,
     profile_memory,
 )
-from undertow.schedule.buckets import Bucket, Key, Merged, Reprice, bucket_key, merge
-from undertow.schedule.candidates import alone
+from undertow.schedule.buckets import Bucket, Key, Merged, Reprice, alone, bucket_key, merge
 from undertow.schedule.fsdp_order import input_roots, parameter_gathers
 from undertow.schedule.limits import Limits, peak_in_flight
 from undertow.schedule.ready import Ready, order_by

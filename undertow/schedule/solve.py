@@ -21,13 +21,12 @@ from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
 from undertow.program.model import IntArray
 from undertow.schedule.beam import beam
-from undertow.schedule.buckets import Bucket, Merged, Reprice
+from undertow.schedule.buckets import Bucket, Merged, Reprice, alone
 from undertow.schedule.candidates import (
     Bounds,
     Candidate,
     Recipe,
     Workshop,
-    alone,
 )
 from undertow.schedule.condense import Condensed, condense
 from undertow.schedule.explore import (
