@@ -34,6 +34,15 @@ UNARY = (
 BINARY = ("{x} + {y}", "{x} - {y}", "{x} * {y}", "torch.maximum({x}, {y})", "{x} + 2 * {y}")
 BINARY += ("torch.where({x} > {y}, {x}, {y} * 2)", "{x} / ({y}.abs() + 1)")
 REDUCE = ("sum", "mean", "amax", "amin")
+SPREAD = ("{x}.var({d})", "{x}.std({d}, keepdim=True)", "{x}.norm(dim={d})", "{x}.logsumexp({d})")
+CALLS = (
+    "{x}.cumsum({d})", "{x}.sort({d}).values", "{x}.topk(1, {d}).values", "{x}.prod({d})",
+    "torch.cat({x}.split(2, {d})[::-1], {d})", "{x}.chunk(2, {d})[0] * 2", "{x}.argsort({d})",
+    "torch.ops.aten.unsafe_split({x}, 2, {d})[0] + 1", "{x}.cummax({d}).values",
+    "{x}.scatter_add({d}, torch.zeros_like({x}, dtype=torch.int64), {x})", "{x}.unbind({d})[0]",
+    "torch.gather({x}, {d}, {x}.argsort({d}))", "{x}.reshape(-1, {n}) @ {x}.reshape(-1, {n}).t()",
+    "{x}.reshape(-1, {n}).t() @ {x}.reshape(-1, {n})", "{x}.view(torch.int32) + 1",
+)  # fmt: skip
 INPLACE = ("{x}.mul_(2)", "{x}.add_(1)", "{x}.copy_({x} * 0.5)", "{x}.relu_()")
 
 
@@ -101,6 +110,10 @@ class Maker:
             return f"{name} = " + pick.choice(BINARY).format(x=x, y=self.partner(tensor))
         if kind < 0.62:
             return self.reduction(name, x, tensor)
+        if kind < 0.7 and tensor.dim():
+            dim = pick.randrange(tensor.dim())
+            choices = SPREAD if pick.random() < 0.4 else CALLS
+            return f"{name} = " + pick.choice(choices).format(x=x, d=dim, n=tensor.shape[dim])
         if kind < 0.9:
             return self.movement(name, x, tensor)
         if kind < 0.95 and tensor.dim():

@@ -56,6 +56,13 @@ def test_refusals_have_reasons(function: Any, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in compiled.refusals), compiled.refusals
 
 
+def test_a_sum_over_all_keeps_out_of_loops_over_lanes() -> None:
+    """Partial results are combined after loops over rows alone."""
+    x = torch.randn(7, 33, 129)
+    function = lambda x: [x.var(), x.std(0)]  # noqa: E731
+    torch.testing.assert_close(compile_function(function, x)(x), function(x))
+
+
 def test_nests_of_different_parts_stay_apart() -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         return [(x + 1).relu(), x.exp(), x.tanh() * 2]

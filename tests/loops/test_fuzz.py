@@ -8,6 +8,7 @@ import pytest
 
 from tests.loops import fuzz
 from undertow.codegen import kernels
+from undertow.loops import group
 from undertow.loops.fuse import Fused, Policy, fuse
 from undertow.loops.ir import Lowered, Nest
 
@@ -17,6 +18,16 @@ from undertow.loops.ir import Lowered, Nest
 def test_random_programs_give_what_eager_gives(first: int) -> None:
     reports = [fuzz.run_seed(seed) for seed in range(first, first + 10)]
     assert [report for report in reports if report] == []
+
+
+@pytest.mark.slow
+def test_random_programs_are_right_where_small_counts_as_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sums to one number are combined from parts, and what a row needs is made once per row."""
+    monkeypatch.setattr(group, "SMALL", 20)
+    monkeypatch.setattr(group, "SHORTEST_ROW", 2)
+    assert [report for report in map(fuzz.run_seed, range(1040, 1052)) if report] == []
 
 
 @pytest.mark.slow

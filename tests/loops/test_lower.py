@@ -92,6 +92,30 @@ def test_complex_numbers_pass_through_calls() -> None:
     check(lambda x: [torch.fft.fft(x).abs() * 2], torch.randn(8))
 
 
+def test_parts_that_name_no_alias_keep_the_whole_alive() -> None:
+    """`unsafe_split` returns views, though its schema does not say so: the memory that they look at
+    must not be given to others."""
+
+    def function(x, w):  # type: ignore[no-untyped-def]
+        _, later = aten.unsafe_split((x * 2).sin(), 4)
+        between = torch.mm(torch.mm((w * 3).cos(), w), w) + 1
+        return [later.cumsum(0), torch.mm(between, w)]
+
+    check(function, torch.randn(8, 8), torch.randn(8, 8))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_operators_of_higher_order_get_tuples_as_tuples() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def nearer(score, batch, head, query, key):  # type: ignore[no-untyped-def]
+        return score + (query - key)
+
+    q = torch.randn(1, 2, 16, 16)
+    compiled = torch.compile(lambda q: flex_attention(q, q, q, nearer), backend="undertow")
+    same(compiled(q), flex_attention(q, q, q, nearer), rtol=1e-4, atol=1e-4)
+
+
 def test_integer_division_by_what_may_be_zero_is_left_to_eager() -> None:
     found = lowered(lambda x, y: [x // y, x // 2], torch.tensor([3, 4]), torch.tensor([1, 2]))
     assert list(found.fallbacks) == ["aten.floor_divide.default"]

@@ -201,8 +201,10 @@ class _Writer:
             return f"n{item.place}"
         if isinstance(item, Constant):
             raise AssertionError("a constant that was not written out")
-        if type(item) is list or type(item) is tuple:
-            return "[" + ", ".join(self.operand(part) for part in item) + "]"
+        if type(item) is list:
+            return f"[{', '.join(self.operand(part) for part in item)}]"
+        if type(item) is tuple:
+            return f"({''.join(f'{self.operand(part)}, ' for part in item)})"
         if isinstance(item, _PLAIN) and item == item and item not in (float("inf"), -float("inf")):
             return repr(item)
         name = f"c{len(self.names)}"

@@ -156,8 +156,9 @@ def settle_reduction(group: Group, nest: Nest, place: Place) -> str | None:
 
 def _choose_roles(
     group: Group, nest: Nest, place: Place, gone: set[int], kept: list[int], combines: bool
-) -> str:
-    """Rows if what is reduced is contiguous in memory, else late columns, else lanes."""
+) -> str | None:
+    """Rows if what is reduced is contiguous in memory, else late columns, else lanes; these hold
+    nothing that is late."""
     space = group.space
     strides = _main_strides(group, nest, place)
     nearest = min(strides, key=lambda leaf: (abs(strides[leaf]), leaf), default=None)
@@ -173,6 +174,8 @@ def _choose_roles(
         roles = dict.fromkeys(sorted(gone), "outer") | dict.fromkeys(kept, "inner")
         group.give_roles("rows", roles)
         return "late"
+    if any(member.late for member in group.members):
+        return None
     roles = dict.fromkeys(kept, "outer") | dict.fromkeys(sorted(gone), "inner")
     roles[nearest] = "lane"
     group.give_roles("lanes", roles)

@@ -62,8 +62,6 @@ OUT_VARIANTS = frozenset(
 """Extern calls whose out= form writes straight into a buffer of ours. Only true ones: a generated
 out variant computes elsewhere and copies."""
 
-VIEWS_IN_ALL_BUT_NAME = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
-
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
     def keep(function: Handler) -> Handler:
@@ -161,7 +159,7 @@ class Lowering:
             if target is aten.copy_.default:
                 return self.copy_into(node)
             return self.extern(node, "it writes to its arguments")
-        if is_view(target) or name in VIEWS_IN_ALL_BUT_NAME:
+        if is_view(target):
             found = self.view(node)
             if found is not None:
                 return found
@@ -422,8 +420,8 @@ class Lowering:
         for view in views_in(self.values(nodes)):
             self.settle(view.buffer)
         touched = self.values(nodes)  # what was a cast is a buffer of its own now
-        args = tuple(self.placed(arg) for arg in self.values(node.args))
-        kwargs = {key: self.placed(arg) for key, arg in self.values(node.kwargs).items()}
+        args = tuple(self.placed(arg) for arg in node.args)
+        kwargs = {key: self.placed(arg) for key, arg in node.kwargs.items()}
         meta = node.meta.get("val")
         is_tuple = isinstance(meta, list | tuple)
         metas: list[Any] = list(meta) if is_tuple else [meta]  # type: ignore[arg-type]
@@ -503,8 +501,13 @@ class Lowering:
 
     def placed(self, item: Any) -> Any:
         """An argument of an extern call: every value in memory."""
-        if isinstance(item, View | Constant):
-            return self.tensor(item) if not is_opaque(item) else item
+        if isinstance(item, tuple):  # operators of higher order tell tuples from lists
+            return tuple([self.placed(part) for part in item])
         if isinstance(item, list):
             return [self.placed(part) for part in item]
-        return item
+        return self.in_memory(self.values(item))
+
+    def in_memory(self, value: Any) -> Any:
+        if isinstance(value, View | Constant):
+            return self.tensor(value) if not is_opaque(value) else value
+        return [self.in_memory(part) for part in value] if isinstance(value, list) else value

@@ -15,6 +15,18 @@ from undertow.loops.dtypes import TAGS
 from undertow.loops.ir import Constant, Instr, View
 from undertow.loops.sizes import DynamicShapesError, Size
 
+# These return parts of their first argument's memory, though some of their schemas do not say so.
+_VIEWS_IN_ALL_BUT_NAME = frozenset(
+    (
+        "_unsafe_view",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "_reshape_alias",
+        "detach",
+        "alias",
+    )
+)
+
 
 def written_roots(graph: fx.Graph) -> set[fx.Node]:
     """Nodes whose own memory some later call writes to, directly or through views of it."""
@@ -119,6 +131,8 @@ def check_static(meta: torch.Tensor) -> None:
 def is_view(target: Any) -> bool:
     """Whether an operator returns aliases of its first argument and writes to nothing."""
     schema = target._schema
+    if schema.name.partition("::")[2] in _VIEWS_IN_ALL_BUT_NAME:
+        return True
     aliases = [r.alias_info for r in schema.returns]
     if not aliases or any(a is None or a.is_write for a in aliases):
         return False
