@@ -13,6 +13,13 @@ from undertow.errors import UndertowError
 
 if TYPE_CHECKING:
     from undertow.backend import compiled_backward
+    from undertow.capture.clip import clip_grad_norm_
+    from undertow.capture.full_state import (
+        full_optimizer_state_dict,
+        full_state_dict,
+        load_full_optimizer_state_dict,
+        load_full_state_dict,
+    )
     from undertow.capture.mesh import Mesh
     from undertow.capture.parallelize import parallelize
     from undertow.cost.cluster import Cluster
@@ -37,7 +44,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Cluster": "undertow.cost.cluster",
+    "clip_grad_norm_": "undertow.capture.clip",
     "compiled_backward": "undertow.backend",
+    "full_optimizer_state_dict": "undertow.capture.full_state",
+    "full_state_dict": "undertow.capture.full_state",
+    "load_full_optimizer_state_dict": "undertow.capture.full_state",
+    "load_full_state_dict": "undertow.capture.full_state",
     "Mesh": "undertow.capture.mesh",
     "PlannedStep": "undertow.planner",
     "parallelize": "undertow.capture.parallelize",
@@ -70,7 +82,12 @@ __all__ = [
     "Timeline",
     "UndertowError",
     "__version__",
+    "clip_grad_norm_",
     "compiled_backward",
+    "full_optimizer_state_dict",
+    "full_state_dict",
+    "load_full_optimizer_state_dict",
+    "load_full_state_dict",
     "load_program",
     "lower_bounds",
     "parallelize",

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import checkpoint as checkpointing
 
 from undertow.capture import torch_api
+from undertow.capture.cut import Cut
 from undertow.capture.layers import find_layers, set_forward
 from undertow.capture.mesh import BoundMesh, Group, Mesh, MeshError, bind
 from undertow.capture.parallelize_experts import spread_experts
@@ -72,6 +73,15 @@ class _Parameter:
     tensor: nn.Parameter
     owners: list[tuple[nn.Module, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Divided:
+    """What tensor and expert parallel did to a model."""
+
+    partial: Mapping[str, Group] = field(default_factory=dict)  # gradients to add up, by path
+    experts: set[str] = field(default_factory=set)  # paths
+    cuts: dict[nn.Parameter, Cut] = field(default_factory=dict)
 
 
 def mesh_for(parallel: str, world: int, per_node: int = 8) -> Mesh:
@@ -131,13 +141,13 @@ def parallelize_bound(
         raise MeshError("this module has been parallelised already")
     bound = bind(mesh)
     _check_dimensions(chosen, bound.mesh)
-    partial: dict[str, Group] = {}
-    experts: set[str] = set()
+    divided = _Divided()
     if "tp" in chosen.parts:
-        partial = split_tensors(model, layers, bound, chosen.tensor_plan)
+        divided.partial, divided.cuts = split_tensors(model, layers, bound, chosen.tensor_plan)
     if "ep" in chosen.parts:
-        experts = spread_experts(model, bound)
-    units = _place_all(model, layers, bound, chosen, partial, experts)
+        divided.experts, cuts = spread_experts(model, bound)
+        divided.cuts.update(cuts)
+    units = _place_all(model, layers, bound, chosen, divided)
     for path in layers:
         _wrap_layer(model.get_submodule(path), units.get(path), chosen.checkpoint)
     _wrap_root(model, units, chosen.param_dtype)
@@ -186,15 +196,13 @@ def _place_all(
     layers: Sequence[str],
     bound: BoundMesh,
     options: Options,
-    partial: Mapping[str, Group],
-    experts: set[str],
+    divided: _Divided,
 ) -> dict[str, Unit]:
     """Place every parameter; the units by path, the root's under the empty one."""
     root = Unit("", reshard=False)
     units = {"": root}
     for entry in _parameters(model):
-        is_expert = entry.path in experts
-        placement = _placement(entry, bound, options, is_expert, partial.get(entry.path))
+        placement = _placement(entry, bound, options, divided)
         home = _home(entry.paths, layers)
         if home not in units:
             reshard = options.reshard_after_forward and placement.shard is not None
@@ -210,8 +218,9 @@ def _place_all(
 
 
 def _placement(
-    entry: _Parameter, bound: BoundMesh, options: Options, is_expert: bool, partial: Group | None
+    entry: _Parameter, bound: BoundMesh, options: Options, divided: _Divided
 ) -> Placement:
+    is_expert = entry.path in divided.experts
     dims = set(data_dimensions(options)) - ({"ep"} if is_expert else set())
     shard = replicate = None
     if "fsdp" in options.parts:
@@ -226,7 +235,8 @@ def _placement(
         shape=entry.tensor.shape,
         shard=shard,
         replicate=replicate,
-        partial=partial,
+        partial=divided.partial.get(entry.path),
+        cut=divided.cuts.get(entry.tensor),
         index=bound.index(shard),
         param_dtype=options.param_dtype if floating else None,
         reduce_dtype=options.reduce_dtype if floating else None,

@@ -12,24 +12,28 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from undertow.capture import torch_api
 from undertow.capture.collectives import Exchange
+from undertow.capture.cut import Cut
 from undertow.capture.layers import set_forward
 from undertow.capture.mesh import BoundMesh, Group, MeshError
 
 
-def spread_experts(model: nn.Module, bound: BoundMesh) -> set[str]:
-    """Keep this rank's experts only, and exchange tokens around them; paths of their parameters."""
+def spread_experts(model: nn.Module, bound: BoundMesh) -> tuple[set[str], dict[nn.Parameter, Cut]]:
+    """Keep this rank's experts only, and exchange tokens around them; the paths of their
+    parameters, and how each was cut."""
     group = bound.group("ep")
     spread: set[str] = set()
+    cuts: dict[nn.Parameter, Cut] = {}
     for path, module in model.named_modules():
         names: tuple[str, ...] = getattr(module, "expert_parameters", ())
         for name in names:
             whole = module.get_parameter(name)
             spread.add(f"{path}.{name}")
             if group is not None:
-                local = _own_experts(whole, group, bound.index(group), f"{path}.{name}")
+                cut = Cut(group, bound.index(group))
+                local = _own_experts(whole, cut, f"{path}.{name}")
                 module.register_parameter(name, local)
+                cuts[local] = cut
         if names and group is not None:
             set_forward(module, functools.partial(_exchanged, module.forward, group))
     if not spread:
@@ -37,18 +41,14 @@ def spread_experts(model: nn.Module, bound: BoundMesh) -> set[str]:
             "expert parallel found no experts: a module with stacked expert weights must name them "
             'in an attribute, such as expert_parameters = ("up", "down")'
         )
-    return spread
+    return spread, cuts
 
 
-def _own_experts(whole: nn.Parameter, group: Group, index: int, path: str) -> nn.Parameter:
-    count = whole.shape[0]
-    if count % group.size:
-        raise MeshError(f"{count} experts of {path} do not spread over {group.size} ranks")
-    each = count // group.size
-    if isinstance(whole, torch_api.FakeTensor):
-        return nn.Parameter(whole.new_empty(each, *whole.shape[1:]), whole.requires_grad)
-    own = whole.detach()[index * each : (index + 1) * each].clone()
-    return nn.Parameter(own, whole.requires_grad)
+def _own_experts(whole: nn.Parameter, cut: Cut, path: str) -> nn.Parameter:
+    if not cut.divides(whole):
+        count, ranks = whole.shape[0], cut.group.size
+        raise MeshError(f"{count} experts of {path} do not spread over {ranks} ranks")
+    return nn.Parameter(cut.part(whole), whole.requires_grad)
 
 
 def _exchanged(inner: Any, group: Group, tokens: Tensor) -> Tensor:

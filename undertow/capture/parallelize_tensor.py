@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undertow.capture import torch_api
 from undertow.capture.collectives import EnterTensorParallel, GatherLast, LeaveTensorParallel
+from undertow.capture.cut import Cut
 from undertow.capture.layers import set_forward
 from undertow.capture.mesh import BoundMesh, Group, MeshError
 
@@ -79,14 +78,14 @@ PLANS: tuple[TensorPlan, ...] = (
 
 def split_tensors(
     model: nn.Module, layers: Sequence[str], bound: BoundMesh, plan: TensorPlan | None
-) -> dict[str, Group]:
-    """Split a model in place; the parameters inside of regions whose gradients stay partial."""
+) -> tuple[dict[str, Group], dict[nn.Parameter, Cut]]:
+    """Split a model in place; the parameters inside of regions whose gradients stay partial, and
+    how each that was cut was."""
     group = bound.group("tp")
     plan = plan or choose_plan(model, layers)
     if group is None:
-        return {}
-    rank = bound.index(group)
-    split = _Splitter(group, rank, {})
+        return {}, {}
+    split = _Splitter(group, bound.index(group))
     partial: dict[str, Group] = {}
     for layer in layers:
         for region in plan.regions:
@@ -96,7 +95,7 @@ def split_tensors(
                 if name not in done:
                     partial[name] = group
     _split_vocabulary(model, plan, split)
-    return partial
+    return partial, split.cuts
 
 
 def choose_plan(model: nn.Module, layers: Sequence[str]) -> TensorPlan:
@@ -133,29 +132,21 @@ class _Splitter:
 
     group: Group
     rank: int
-    done: dict[int, nn.Parameter]
+    done: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    cuts: dict[nn.Parameter, Cut] = field(default_factory=dict)  # by what is left of them
 
     def cut(self, module: nn.Module, name: str, dim: int, path: str, fused: int = 1) -> None:
         whole = module.get_parameter(name)
-        if id(whole) not in self.done:
-            size, pieces = whole.shape[dim], fused * self.group.size
-            if size % pieces:
+        if whole not in self.cuts and whole not in self.done:
+            cut = Cut(self.group, self.rank, dim, fused)
+            if not cut.divides(whole):
                 raise MeshError(
-                    f"{path}.{name} has {size} along dimension {dim}, "
+                    f"{path}.{name} has {whole.shape[dim]} along dimension {dim}, "
                     f"which does not split over {self.group.size} tensor parallel ranks"
                 )
-            local = self._local(whole, dim, fused)
-            self.done[id(whole)] = nn.Parameter(local, whole.requires_grad)
-            self.done[id(self.done[id(whole)])] = self.done[id(whole)]
-        module.register_parameter(name, self.done[id(whole)])
-
-    def _local(self, whole: Tensor, dim: int, fused: int) -> Tensor:
-        if isinstance(whole, torch_api.FakeTensor):
-            shape = list(whole.shape)
-            shape[dim] //= self.group.size
-            return whole.new_empty(shape)
-        parts = [part.chunk(self.group.size, dim)[self.rank] for part in whole.chunk(fused, dim)]
-        return torch.cat([part.detach() for part in parts], dim)
+            local = nn.Parameter(cut.part(whole), whole.requires_grad)
+            self.done[whole], self.cuts[local] = local, cut
+        module.register_parameter(name, self.done.get(whole, whole))
 
 
 def _split_region(module: nn.Module, path: str, region: Region, split: _Splitter) -> set[str]:

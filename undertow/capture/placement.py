@@ -20,6 +20,7 @@ from torch.fx.traceback import annotate
 
 from undertow.capture import context, torch_api
 from undertow.capture.collectives import all_gather, all_reduce, average
+from undertow.capture.cut import Cut
 from undertow.capture.mesh import Group
 
 RESHARD = "undertow_reshard"
@@ -35,6 +36,7 @@ class Placement:
     shard: Group | None = None  # the ranks that hold a piece each
     replicate: Group | None = None  # the ranks that hold the same piece
     partial: Group | None = None  # tensor parallel ranks whose gradients are to be added up
+    cut: Cut | None = None  # how tensor or expert parallel ranks divide it
     index: int = 0  # of this rank in `shard`
     param_dtype: torch.dtype | None = None  # None: as stored
     reduce_dtype: torch.dtype | None = None  # None: as the gradient comes
@@ -264,3 +266,13 @@ def _make_readable(module: nn.Module, name: str) -> None:
         return slot.read(self._parameters[name])  # type: ignore[arg-type]
 
     setattr(type(module), name, property(read))
+
+
+def placements(model: nn.Module) -> dict[str, Placement]:
+    """How each parameter of a parallelised model is placed, under each of its names."""
+    found = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        slots: dict[str, Slot] = module.__dict__.get("_undertow_slots", {})
+        for name, slot in slots.items():
+            found[f"{prefix}.{name}" if prefix else name] = slot.placement
+    return found
