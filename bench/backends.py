@@ -10,15 +10,17 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from undertow.codegen.kernels import CompiledGraph, compile_graph
+from undertow.codegen.kernels_reuse import spare_names
 from undertow.loops.decompose import decompositions
 
 COMPILED: list[CompiledGraph] = []
 """Graphs that the loop compiler has compiled in this process."""
 
 
-def compile_and_keep(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+def compile_and_keep(gm: torch.fx.GraphModule, inputs: Any, is_backward: bool = False) -> Any:
     """A graph compiled by the loop compiler, as AOTAutograd calls it; kept in `COMPILED`."""
-    compiled = compile_graph(gm, inputs)
+    primals = [name for name in map(str, gm.graph.nodes) if name.startswith("primals")]
+    compiled = compile_graph(gm, inputs, spare=spare_names(gm, primals) if is_backward else {})
     COMPILED.append(compiled)
 
     def run(args: list[Any]) -> Any:
@@ -28,18 +30,22 @@ def compile_and_keep(gm: torch.fx.GraphModule, inputs: Any) -> Any:
     return run
 
 
-def _after_capture(compile_part: Callable[..., Any]) -> Any:
-    """A backend that captures as ours does and hands forward and backward to a compiler."""
+def compile_backward(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+    return compile_and_keep(gm, inputs, is_backward=True)
+
+
+def _after_capture(compile_part: Callable[..., Any], compile_back: Callable[..., Any]) -> Any:
+    """A backend that captures as ours does and hands forward and backward to compilers."""
     return aot_autograd(
         fw_compiler=compile_part,
-        bw_compiler=compile_part,
+        bw_compiler=compile_back,
         decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
 
 
-ours = _after_capture(compile_and_keep)
+ours = _after_capture(compile_and_keep, compile_backward)
 """Dynamo, AOTAutograd and the loop compiler, without anything around them."""
 
 
@@ -47,5 +53,5 @@ def _run_graph(gm: torch.fx.GraphModule, inputs: Any) -> Any:
     return gm.forward
 
 
-capture = _after_capture(_run_graph)
+capture = _after_capture(_run_graph, _run_graph)
 """Dynamo and AOTAutograd alone: what every backend has to pay for."""

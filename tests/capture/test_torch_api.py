@@ -266,3 +266,32 @@ def test_composite_operators_are_known_as_such() -> None:
     assert isinstance(torch.ops.aten.reshape.default, torch_api.OpOverload)
     assert torch_api.is_composite(torch.ops.aten.reshape.default)
     assert not torch_api.is_composite(torch.ops.aten.view.default)
+
+
+def test_holders_of_a_tensor_and_of_its_storage_are_counted() -> None:
+    tensor = torch.randn(4)
+    assert torch_api.tensor_users(tensor) == 1
+    assert torch_api.storage_users(tensor.untyped_storage()) == 2
+    view = tensor[1:]
+    assert torch_api.storage_users(view.untyped_storage()) == 3
+    assert torch_api.has_storage(tensor)
+    assert not torch_api.has_storage(tensor.to_sparse())
+    assert not torch_api.has_storage(3)
+
+
+def test_donated_inputs_of_backward_are_told() -> None:
+    assert torch_api.donated_places() == frozenset()
+    told = []
+
+    def backward(gm: fx.GraphModule, inputs: object) -> object:
+        names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+        told.append({names[place] for place in torch_api.donated_places()})
+        return gm.forward
+
+    compiler = torch_api.aot_backend(fw_compiler=lambda gm, _: gm.forward, bw_compiler=backward)
+    x = torch.randn(4, requires_grad=True)
+    torch._dynamo.reset()
+    torch.compile(lambda x: (x.exp() * 2).tanh().sum(), backend=compiler)(x).backward()
+    assert len(told) == 1
+    assert told[0]
+    assert not any(name.startswith(("primals", "tangents")) for name in told[0])

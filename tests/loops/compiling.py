@@ -11,7 +11,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from bench.backends import COMPILED as COMPILED
-from bench.backends import compile_and_keep
+from bench.backends import compile_and_keep, compile_backward
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.loops.decompose import decompositions
 
@@ -27,7 +27,7 @@ def compile_function(function: Callable[..., Any], *args: Any) -> CompiledGraph:
 
 backend = aot_autograd(
     fw_compiler=compile_and_keep,
-    bw_compiler=compile_and_keep,
+    bw_compiler=compile_backward,
     decompositions=decompositions(),
     partition_fn=min_cut_rematerialization_partition,
 )

@@ -23,6 +23,7 @@ from undertow.backend.pipeline import compile_part
 from undertow.backend.scheduled import Part
 from undertow.capture import torch_api
 from undertow.capture.partition import Split, partition
+from undertow.codegen.kernels_reuse import spare_names
 
 __all__ = ["compiled_backward", "undertow"]
 
@@ -97,7 +98,12 @@ class _Compilation:
         return compile_part(gm, Part(f"{self.label}.forward"), self.options)
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        part = Part(f"{self.label}.backward", self.split.donated, self.split.resident_nbytes)
+        part = Part(
+            f"{self.label}.backward",
+            self.split.donated,
+            spare_names(gm, self.split.forward_inputs),
+            self.split.resident_nbytes,
+        )
         return compile_part(gm, part, self.options)
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -129,6 +129,7 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
             options.random,
             scheduled.retimer,
             keep_plan=options.is_measuring,
+            spare=scheduled.part.spare,
         )
     heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
     if native is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -18,6 +19,8 @@ class Part:
 
     label: str
     donated: frozenset[str] = frozenset()  # inputs that are freed after their last use
+    # inputs that maybe nobody else holds, whose memory is used again, and whether that is sure
+    spare: Mapping[str, bool] = field(default_factory=dict)
     resident_nbytes: int = 0  # held meanwhile by others: counts against an absolute limit
 
 

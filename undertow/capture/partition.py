@@ -37,6 +37,7 @@ class Split:
     """What backward should know of the forward that it was cut from."""
 
     donated: frozenset[str] = frozenset()  # its inputs that nobody else holds: saved activations
+    forward_inputs: frozenset[str] = frozenset()  # those that backward is given too are others'
     resident_nbytes: int = 0  # inputs of forward that are there meanwhile and are not its own
 
 
@@ -79,7 +80,8 @@ def _split(forward: fx.Graph, backward: fx.Graph, num_outputs: int) -> Split:
         if node.name not in named
         for tensor in _tensors(node)
     }
-    return Split(frozenset(own & named), sum(nbytes.values()))
+    given = frozenset(node.name for node in placed)
+    return Split(frozenset(own & named), given, sum(nbytes.values()))
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -46,10 +46,12 @@ __all__ = [
     "check_version",
     "collectives",
     "compiled_autograd",
+    "donated_places",
     "empty_strided_cpu",
     "fake_initialisation",
     "fake_store",
     "has_fully_sharded_modules",
+    "has_storage",
     "is_composite",
     "job_store",
     "min_cut_partition",
@@ -63,6 +65,8 @@ __all__ = [
     "retrace",
     "sequence_number",
     "storage_key",
+    "storage_users",
+    "tensor_users",
     "uses_python_reducer",
     "without_fakes",
 ]
@@ -233,6 +237,33 @@ def storage_key(tensor: torch.Tensor) -> int:
     """What tensors that share a storage have in common, for as long as one of them lives."""
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors and other objects hold a storage, this one included."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
+
+
+def tensor_users(tensor: torch.Tensor) -> int:
+    """How many holders a tensor has in C++; all of Python is one."""
+    count: int = tensor._use_count()  # type: ignore[attr-defined]  # not in its stub
+    return count
+
+
+def has_storage(value: Any) -> bool:
+    """Whether this is a tensor with memory of its own kind: not sparse, no wrapper of others."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def donated_places() -> frozenset[int]:
+    """Which inputs of the backward graph that is being compiled nobody else will hold: torch has
+    made sure of that, and refuses to run backward twice."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return frozenset(getattr(metadata, "bw_donated_idxs", None) or ())
 
 
 def registered_decompositions() -> dict[Any, Callable[..., Any]]:

@@ -22,7 +22,15 @@ from undertow.codegen.kernels_peak import note_peak, plan_within
 from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
 from undertow.codegen.kernels_program import Orderer, lower_peak, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
-from undertow.codegen.kernels_runtime import Workspaces, fit, inherit
+from undertow.codegen.kernels_reuse import NO_SPARE, spare_inputs
+from undertow.codegen.kernels_runtime import (
+    Workspaces,
+    fit,
+    inherit,
+    is_sole,
+    own,
+    take_over,
+)
 from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
@@ -50,7 +58,7 @@ class CompiledGraph:
     seconds: dict[str, float] = field(default_factory=dict)
     arena_nbytes: int = 0
     distinct: int = 0
-    memory: dict[str, int] = field(default_factory=dict)  # bytes: peak, eager, arena, least arena
+    memory: dict[str, int] = field(default_factory=dict)  # bytes, as in Schedule
     report: KernelReport | None = None
     is_reordered: bool = False  # whether kernels run in another order than fusion left them in
     plan: Schedule | None = None  # if it was to be kept: for `timed`
@@ -73,12 +81,14 @@ def compile_graph(
     order: Orderer | None = None,
     fusion: str = "priced",
     keep_plan: bool = False,
+    spare: Mapping[str, bool] = NO_SPARE,
 ) -> CompiledGraph:
     """Compile a graph whose nodes carry `meta["val"]`, with sizes that are numbers.
 
     `order` may choose another order of the kernels and calls, given their Program. The result is
     called with the graph's inputs and returns its outputs as a list. `fusion` is one of FUSIONS:
-    decided by price, or by trying kernels with reductions as one and in pieces. Raises
+    decided by price, or by trying kernels with reductions as one and in pieces. `spare` names
+    inputs that maybe nobody else holds, to use their memory again, and whether that is sure. Raises
     `NoCompilerError` where there is no C++ compiler and `DynamicShapesError` for symbolic sizes.
     """
     seconds: dict[str, float] = {}
@@ -100,6 +110,7 @@ def compile_graph(
     if fusion == "benchmark":
         fused = choose(lowered, fused, policy)
     lap("fuse")
+    lowered.spare = spare_inputs(gm, spare, lowered)
     fused, plan = plan_within(lowered, fused, policy)
     lower_peak(plan)
     is_reordered = order is not None and reorder(plan, order)
@@ -128,6 +139,7 @@ def compile_graph(
             "eager": plan.eager,
             "arena": plan.arena,
             "least arena": plan.least_arena,
+            "whole": plan.whole,
         },
         report_of(plan, fused.refusals, lowered),
         is_reordered,
@@ -169,6 +181,9 @@ def link(module: Module, functions: dict[str, Any]) -> Callable[..., list[Any]]:
         "as_strided": torch.as_strided,
         "fit": fit,
         "inherit": inherit,
+        "is_sole": is_sole,
+        "own": own,
+        "take_over": take_over,
         "refuse": _refuse,
         "bad_index": _bad_index,
         **module.names,

@@ -62,7 +62,8 @@ class _Writer:
         self.shapes = self.fresh_shapes()
         self.returned = output_buffers(lowered)
         for number, at in sorted(schedule.last_use.items()):
-            self.deaths.setdefault(at, []).append(number)
+            until = max(at, schedule.hosts.get(number, at))
+            self.deaths.setdefault(until, []).append(number)
         self.inputs()
         if SIZES in self.slots:
             self.names["sizes"] = schedule.sizes
@@ -129,11 +130,19 @@ class _Writer:
                 self.put(
                     f"if {name}.stride() != {view.strides}: {name} = {change}({name}, {shape})"
                 )
-            self.hold(view.buffer)
+            if view.buffer not in self.schedule.hosts:
+                self.hold(view.buffer)
+        self.hosts()
         for number, tensor in lowered.constants.items():
             self.names[f"b{number}"] = tensor
             if number in self.slots:
                 self.put(f"P[{self.slots[number]}] = b{number}.data_ptr()")
+
+    def hosts(self) -> None:
+        """Inputs whose memory will be used again; if somebody holds them after all, copies."""
+        for number in sorted(self.schedule.hosts):
+            self.put(f"if not is_sole(b{number}): b{number} = own(b{number})")
+            self.hold(number)
 
     def hold(self, number: int) -> None:
         """A buffer has become a Python variable; kernels may want its address."""
@@ -151,15 +160,24 @@ class _Writer:
                 buffer = schedule.lowered.buffers[number]
                 sizes, strides = self.shapes[number]
                 heir_of = schedule.heirs.get(number)
-                if heir_of is not None:
+                if heir_of in schedule.fresh:
                     self.put(f"b{number} = inherit(b{heir_of}, {sizes}, {strides})")
-                elif buffer.nbytes >= LEAST_NBYTES:
-                    self.names[f"new{number}"] = maker(sizes, strides, buffer.dtype)
-                    self.put(f"b{number} = new{number}()  # {buffer.dtype} {sizes}")
+                elif heir_of is not None:
+                    self.put(f"b{number} = take_over(b{heir_of}, {sizes}, {strides})")
+                    self.put(f"if b{number} is None: b{number} = {self.maker(number)}")
                 else:
-                    dtype = f"torch.{str(TORCH[buffer.dtype]).partition('.')[2]}"
-                    self.put(f"b{number} = empty({sizes}, {strides}, {dtype})")
+                    self.put(f"b{number} = {self.maker(number)}  # {buffer.dtype} {sizes}")
                 self.hold(number)
+
+    def maker(self, number: int) -> str:
+        """A call that makes a new tensor for a buffer."""
+        buffer = self.schedule.lowered.buffers[number]
+        sizes, strides = self.shapes[number]
+        if buffer.nbytes >= LEAST_NBYTES:
+            self.names[f"new{number}"] = maker(sizes, strides, buffer.dtype)
+            return f"new{number}()"
+        dtype = f"torch.{str(TORCH[buffer.dtype]).partition('.')[2]}"
+        return f"empty({sizes}, {strides}, {dtype})"
 
     def fresh_shapes(self) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
         """Sizes and strides to make new tensors with: as they are returned, where that is one way

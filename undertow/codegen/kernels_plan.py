@@ -13,13 +13,19 @@ from undertow.codegen.kernels_combo import find_combos
 from undertow.codegen.kernels_gemm import Gemm, gemm_of
 from undertow.codegen.kernels_panels import Decision, Panels, find_panels
 from undertow.codegen.kernels_pool import LEAST_NBYTES
+from undertow.codegen.kernels_reuse import (
+    find_guests,
+    in_place,
+    joined,
+    operands_that_die,
+    root_of,
+)
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.fuse import Fused
 from undertow.loops.group import Group
 from undertow.loops.ir import Buffer, Extern, Lowered, Nest, View
-from undertow.loops.kernel import Kernel, KernelStore, build_kernel
+from undertow.loops.kernel import Kernel, build_kernel
 from undertow.loops.memory import Life, most_alive, plan_arena
-from undertow.loops.passes import Pass, plan_passes
 from undertow.loops.tensors import views_in
 
 LARGE_NBYTES = (
@@ -57,6 +63,8 @@ class Schedule:
     arena: int = 0
     fresh: set[int] = field(default_factory=set)  # temps that are tensors of their own
     heirs: dict[int, int] = field(default_factory=dict)  # those that take another's memory
+    guests: dict[int, int] = field(default_factory=dict)  # temps in the memory of an input
+    hosts: dict[int, int] = field(default_factory=dict)  # such inputs, and the last step of theirs
     last_use: dict[int, int] = field(default_factory=dict)
     first_write: dict[int, int] = field(default_factory=dict)
     gemms: dict[int, Gemm] = field(default_factory=dict)  # extern calls that C++ does, by step
@@ -68,6 +76,7 @@ class Schedule:
     apart: bool = False  # every step is a call of its own, to be timed
     peak: int = 0  # bytes of the arena and of all tensors that the call makes, at most at once
     eager: int = 0  # the same if every operator ran alone, freeing what it can
+    whole: int = 0  # the peak with the inputs that nobody else holds, until they are freed
     least_arena: int = 0  # the most bytes that live in the arena at once
     sizes: int = 0  # the address of the values of symbolic sizes, if there are any
     is_symbolic: bool = False  # whether it is compiled for all sizes
@@ -188,6 +197,8 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
 
 
 TRIES = 8  # ways of sharing memory between the arena and tensors of their own
+WORTH_HOSTING = 16  # a part of the whole to be saved, for temporaries to go into inputs
+WORTH_WHOLE = 100  # the same, for kernels not to run by panels
 SLACK_NBYTES = 1 << 20  # above eager's peak: small buffers, and partial results of sums
 
 
@@ -204,6 +215,9 @@ def place(result: Schedule) -> None:
     limit = result.eager + SLACK_NBYTES
     _bundle(result, "pays")
     best = (*_fit(result, limit), "pays")
+    if result.panels and result.lowered.spare and result.peak <= limit:
+        _without_panels(result, limit)
+        return
     others = ["lean"] if not all(decision.is_taken for decision in result.decisions) else []
     others += ["none"] if result.panels else []
     for how in others if result.peak > limit else ():
@@ -214,6 +228,17 @@ def place(result: Schedule) -> None:
     if others and best[0] > limit:
         _bundle(result, best[2])
         _put(result, best[1])
+
+
+def _without_panels(result: Schedule, limit: int) -> None:
+    """Run kernels whole where that needs clearly less memory, with the inputs that are freed on the
+    way: a kernel by panels cannot write over what it reads."""
+    whole = result.whole
+    _bundle(result, "none")
+    _fit(result, limit)
+    if result.peak > limit or result.whole > whole - whole // WORTH_WHOLE:
+        _bundle(result, "pays")
+        _fit(result, limit)
 
 
 def _fit(result: Schedule, limit: int) -> tuple[int, set[int]]:
@@ -313,31 +338,66 @@ def _put(result: Schedule, loose: set[int]) -> None:
     for at, step in enumerate(result.steps):
         if isinstance(step, Launch) and step.sources[0].scratch:
             lives.append(Life(count + at, step.sources[0].scratch, at, at))
-    heirs = _in_place(result, {life.number for life in lives}, together)
-    joined = _joined(lives, heirs)
-    offsets, result.arena = plan_arena(joined)
-    result.least_arena = most_alive(joined)
-    for life in lives:
-        root = life.number
-        while root in heirs:
-            root = heirs[root]
-        offsets[life.number] = offsets[root]
-    for number, offset in offsets.items():
-        if number < count:
-            result.offsets[number] = offset
-        else:
-            result.scratch[number - count] = offset
+    inside = {life.number for life in lives}
+    heirs = in_place(result, inside, inside, together)
     variables = [
         _life(result, b, together)
         for b in lowered.buffers
         if (b.kind == "extern" and b.number in result.first_write) or b.number in result.fresh
     ]
-    to_the_end = [
+    variables = [
         replace(life, last=len(result.steps)) if life.number in outputs else life
         for life in variables
     ]
-    result.heirs = _in_place(result, result.fresh, together, keep=outputs)
-    result.peak = result.arena + most_alive(_joined(to_the_end, result.heirs))
+    result.heirs = in_place(result, result.fresh, operands_that_die(result, outputs), together)
+    _put_small(result, lives, heirs, together, variables)
+    certain = {n: parent for n, parent in result.heirs.items() if parent in result.fresh}
+    result.peak = result.arena + most_alive(joined(variables, certain))
+
+
+def _put_small(
+    result: Schedule,
+    lives: list[Life],
+    heirs: Mapping[int, int],
+    together: Mapping[int, range],
+    variables: list[Life],
+) -> None:
+    """Place temporaries in the arena, or in the memory of inputs that nobody else holds and nobody
+    reads again, where the whole then needs clearly less at once."""
+    roots = joined(lives, heirs)
+    guests = {} if result.is_symbolic else find_guests(result, roots, heirs, together)
+    result.whole = 0
+    for way in ({}, guests) if guests else ({},):
+        hosts: dict[int, int] = {}
+        for life in roots:
+            if life.number in way:
+                host = way[life.number]
+                hosts[host] = max(hosts.get(host, 0), life.last)
+        rest = [life for life in roots if life.number not in way]
+        offsets, arena = plan_arena(rest)
+        alive = joined([*variables, *_inputs(result, hosts)], result.heirs)
+        whole = arena + most_alive(alive)
+        if result.whole and whole > result.whole - result.whole // WORTH_HOSTING:
+            break
+        result.arena, result.whole, result.least_arena = arena, whole, most_alive(rest)
+        result.guests, result.hosts = dict(way), hosts
+        found = offsets
+    count = len(result.lowered.buffers)
+    for life in lives:
+        root = root_of(life.number, heirs)
+        if root in result.guests:
+            result.guests[life.number] = result.guests[root]
+        elif life.number < count:
+            result.offsets[life.number] = found[root]
+        else:
+            result.scratch[life.number - count] = found[root]
+
+
+def _inputs(result: Schedule, hosts: Mapping[int, int]) -> list[Life]:
+    """How long inputs live that nobody else holds."""
+    buffers = result.lowered.buffers
+    last = {n: max(result.last_use.get(n, 0), hosts.get(n, 0)) for n in result.lowered.spare}
+    return [Life(n, buffers[n].nbytes, 0, at) for n, at in last.items()]
 
 
 def _life(result: Schedule, buffer: Buffer, together: Mapping[int, range]) -> Life:
@@ -366,72 +426,6 @@ def _eager_peak(lowered: Lowered) -> int:
         if b.kind != "input" and b.number in first and b.dtype in NBYTES
     ]
     return most_alive(lives)
-
-
-def _in_place(
-    result: Schedule,
-    placed: set[int],
-    together: Mapping[int, range],
-    keep: Collection[int] = (),
-) -> dict[int, int]:
-    """Results that take the memory of an operand which dies as they are made, by result.
-
-    Only where a kernel reads the operand where it writes the result, and in no later pass over the
-    row, so that each element is read before it is written over. Operands in `keep` live on.
-    """
-    buffers = result.lowered.buffers
-    heirs: dict[int, int] = {}
-    for at, step in enumerate(result.steps):
-        if not isinstance(step, Launch) or len(step.kernels) > 1 or at in together:
-            continue
-        kernel = step.kernels[0]
-        if kernel.kind != "rows":
-            continue
-        dying = [
-            n for n in kernel.reads if n in placed and n not in keep and result.last_use[n] == at
-        ]
-        passes = plan_passes(kernel) if dying else []
-        for store in kernel.stores:
-            made = store.buffer
-            if made not in placed or result.first_write[made] != at or store.level != "element":
-                continue
-            for number in dying:
-                fits = buffers[number].nbytes == buffers[made].nbytes
-                fits = fits and buffers[number].dtype == buffers[made].dtype
-                if fits and _reads_in_step(kernel, number, store, passes):
-                    heirs[made] = number
-                    dying.remove(number)
-                    break
-    return heirs
-
-
-def _reads_in_step(kernel: Kernel, number: int, store: KernelStore, passes: list[Pass]) -> bool:
-    """Whether a kernel reads a buffer only where it stores to another, and not after that."""
-    stored = next(at for at, this in enumerate(passes) if store in this.stores)
-    for this in passes[stored + 1 :]:
-        for k in this.body:
-            instr = kernel.code[k]
-            if instr.op == "load" and instr.data == number and k not in this.reloads:
-                return False
-    for instr, level in zip(kernel.code, kernel.levels, strict=True):
-        if instr.op == "gather" and instr.data[0] == number:
-            return False
-        if instr.op == "mload" and instr.data == number:
-            return False
-        same = instr.strides == store.strides and instr.offset == store.offset
-        if instr.op == "load" and instr.data == number and not (same and level == "element"):
-            return False
-    return number not in kernel.writes
-
-
-def _joined(lives: list[Life], heirs: dict[int, int]) -> list[Life]:
-    """Lives with heirs taken into those they inherit from."""
-    last = {life.number: life.last for life in lives}
-    for life in sorted(lives, key=lambda item: -item.first):
-        if life.number in heirs:
-            parent = heirs[life.number]
-            last[parent] = max(last[parent], last[life.number])
-    return [replace(life, last=last[life.number]) for life in lives if life.number not in heirs]
 
 
 def held_until_waited(steps: Sequence[object]) -> list[tuple[int, int]]:

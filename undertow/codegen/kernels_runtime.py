@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from sys import getrefcount
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
+from undertow.capture.torch_api import storage_users, tensor_users
 from undertow.errors import UndertowError
+from undertow.loops.ir import span_of
+from undertow.runtime.notices import say_once
 
 
 class ArenaPool:
@@ -18,6 +23,7 @@ class ArenaPool:
 
     def __init__(self) -> None:
         self._idle: list[torch.Tensor] = []
+        self.users: WeakSet[Workspaces] = WeakSet()
 
     def take(self, nbytes: int) -> torch.Tensor:
         try:
@@ -25,6 +31,9 @@ class ArenaPool:
         except IndexError:
             arena = None
         if arena is None or arena.numel() < nbytes:
+            if arena is not None:
+                for user in list(self.users):
+                    user.forget(arena)
             arena = torch.empty(nbytes + 64, dtype=torch.uint8)
         return arena
 
@@ -66,19 +75,21 @@ class Workspaces:
         self.nbytes = nbytes
         self._rest = (slots, pointers, views)
         self._known: dict[int, Workspace] = {}
+        ARENAS.users.add(self)
 
     def take(self) -> Workspace:
         arena = ARENAS.take(self.nbytes)
         found = self._known.get(id(arena))
         if found is None or found.arena is not arena:
-            # an arena smaller than this one has been replaced, and would only be held in memory
-            size = arena.numel()
-            self._known = {k: w for k, w in self._known.items() if w.arena.numel() >= size}
             found = self._known[id(arena)] = Workspace(arena, *self._rest)
         return found
 
     def give(self, workspace: Workspace) -> None:
         ARENAS.give(workspace.arena)
+
+    def forget(self, arena: torch.Tensor) -> None:
+        """Let go of an arena that a larger one has replaced."""
+        self._known.pop(id(arena), None)
 
     def clear(self) -> None:
         """Forget arenas, so that they can be freed; views are made again when they are needed."""
@@ -89,6 +100,51 @@ def inherit(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ..
     """A tensor in the memory of another, which nobody reads again."""
     made = torch.empty(0, dtype=tensor.dtype)
     return made.set_(tensor.untyped_storage(), 0, sizes, strides)
+
+
+def take_over(
+    tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> torch.Tensor | None:
+    """A tensor in the memory of one that nobody else holds; None if somebody does, or if it is a
+    part of a larger storage, which would be kept."""
+    storage = tensor.untyped_storage()
+    if getrefcount(tensor) > _ALONE or tensor_users(tensor) > 1 or storage_users(storage) > 2:
+        return None
+    if storage.nbytes() > span_of(tuple(tensor.shape), tensor.stride()) * tensor.element_size():
+        return None
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, sizes, strides)
+
+
+def is_sole(tensor: torch.Tensor) -> bool:
+    """Whether nobody but a variable of the caller's holds this tensor, or its memory."""
+    if getrefcount(tensor) > _ALONE or tensor_users(tensor) > 1:
+        return False
+    return storage_users(tensor.untyped_storage()) == 2
+
+
+def _references(thing: object) -> int:
+    return getrefcount(thing)
+
+
+def _alone() -> int:
+    """The references to a thing that a variable of a caller's holds and nobody else, as functions
+    with one argument see them: interpreters count differently."""
+    thing = object()
+    return _references(thing)
+
+
+_ALONE = _alone()
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor that was to be written over, and that somebody holds."""
+    say_once(
+        "kept activations",
+        "something outside of a compiled graph holds tensors that were saved for backward (a hook "
+        "on saved tensors, say): they are copied before their memory is used again",
+    )
+    out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return out.copy_(tensor)
 
 
 def fit(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:

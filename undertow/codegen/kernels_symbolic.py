@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from undertow.codegen.kernels_plan import (
     schedule,
 )
 from undertow.codegen.kernels_report import report_of
+from undertow.codegen.kernels_reuse import NO_SPARE, spare_inputs
 from undertow.codegen.kernels_runtime import Workspaces
 from undertow.codegen.kernels_unit import segments, unit_text
 from undertow.loops.fuse import Fused, Policy, fuse
@@ -52,10 +54,11 @@ class SymbolicGraph:
 
     compilations = 1
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, spare: Mapping[str, bool] = NO_SPARE) -> None:
         sized, self.symbols = with_symbols(gm)
         lowered = lower_graph(sized)
         drop_dead(lowered)
+        lowered.spare = spare_inputs(gm, spare, lowered)
         fused, self.plan, hinted = _planned(lowered, self.symbols.table)
         self.plan.scratch, self.plan.runs = hinted.scratch, segments(hinted)
         self.cpp = unit_text(self.plan)
@@ -151,6 +154,7 @@ def bound(plan: Schedule, values: list[Any]) -> Schedule:
         at(old.outputs, values),
         old.constants,
         old.fallbacks,
+        spare=old.spare,
     )
     found = Schedule(lowered, [_step(step, values) for step in plan.steps], plan.texts)
     found.is_symbolic, found.runs, found.tight = True, plan.runs, plan.tight

@@ -62,7 +62,8 @@ def _held(schedule: Schedule) -> dict[int, int]:
 def pointer_slots(schedule: Schedule) -> dict[int, int]:
     """The place of each buffer that C++ touches in the table of pointers; scratch of step k is
     number of buffers + k."""
-    slots: dict[int, int] = {}
+    slots: dict[int, int] = {number: k for k, number in enumerate(sorted(schedule.hosts))}
+    slots.update({guest: slots[host] for guest, host in sorted(schedule.guests.items())})
     count = len(schedule.lowered.buffers)
     for at, step in enumerate(schedule.steps):
         if isinstance(step, Launch):
