@@ -11,6 +11,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.codegen.kernels_reuse import spare_names
+from undertow.codegen.kernels_settings import Settings
 from undertow.loops.decompose import decompositions
 
 COMPILED: list[CompiledGraph] = []
@@ -20,7 +21,9 @@ COMPILED: list[CompiledGraph] = []
 def compile_and_keep(gm: torch.fx.GraphModule, inputs: Any, is_backward: bool = False) -> Any:
     """A graph compiled by the loop compiler, as AOTAutograd calls it; kept in `COMPILED`."""
     primals = [name for name in map(str, gm.graph.nodes) if name.startswith("primals")]
-    compiled = compile_graph(gm, inputs, spare=spare_names(gm, primals) if is_backward else {})
+    compiled = compile_graph(
+        gm, inputs, settings=Settings(spare_names(gm, primals) if is_backward else {})
+    )
     COMPILED.append(compiled)
 
     def run(args: list[Any]) -> Any:

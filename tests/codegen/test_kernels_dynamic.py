@@ -26,7 +26,7 @@ def test_a_graph_without_a_symbolic_form_is_compiled_for_each_set_of_sizes(
     def function(x):  # type: ignore[no-untyped-def]
         return [(x.reshape(-1, 2) * x.shape[0]).softmax(0), x.sum(0)]
 
-    def refuse(gm, spare):  # type: ignore[no-untyped-def]
+    def refuse(gm, settings):  # type: ignore[no-untyped-def]
         raise DynamicShapesError("no argument tells it")
 
     monkeypatch.setattr(kernels_dynamic, "SymbolicGraph", refuse)

@@ -6,7 +6,7 @@ compiler does not take) graphs run as ATen calls; that is said once and counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from undertow.backend.options import BackendOptions
 from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels_dynamic import AtenGraph, Runnable, SpecializedGraph, compile_any
 from undertow.codegen.kernels_program import Orderer
-from undertow.codegen.kernels_reuse import NO_SPARE
+from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.load import Run
 from undertow.errors import UndertowError
 from undertow.loops import decompose
@@ -64,7 +64,7 @@ def compile_native(
     random: str = "eager",
     order: Orderer | None = None,
     keep_plan: bool = False,
-    spare: Mapping[str, bool] = NO_SPARE,
+    settings: Settings = DEFAULT,
 ) -> Native | None:
     """The graph on kernels of our own, in the order that `order` finds for them; None if it must
     run as ATen calls."""
@@ -80,7 +80,9 @@ def compile_native(
     if random == "own":
         gm = use_own_stream(gm)
     try:
-        compiled = compile_any(gm, fusion=fusion, order=order, keep_plan=keep_plan, spare=spare)
+        compiled = compile_any(
+            gm, fusion=fusion, order=order, keep_plan=keep_plan, settings=settings
+        )
     except UndertowError as error:
         say_once("native fallback", f"{label} runs with codegen='aten': {error}")
         return None

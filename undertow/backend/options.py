@@ -20,6 +20,7 @@ from undertow.schedule.limits import Limits
 CODEGENS = ("aten", "inductor", "native")
 FUSIONS = ("priced", "benchmark")
 RANDOMS = ("eager", "own")
+CHECKS = ("raise", "log")
 MEASURE = "measure"
 SHOW = "UNDERTOW_SHOW"
 """The environment variable that names a folder for generated modules."""
@@ -44,6 +45,7 @@ class BackendOptions:
     codegen: str = "native"  # who runs the graph: one of CODEGENS
     fusion: str = "priced"  # how the loop compiler decides what to fuse: one of FUSIONS
     random: str = "eager"  # whose random numbers: eager's, or our "own", drawn inside of kernels
+    check_memory: str = ""  # "raise" or "log" where memory is not as planned; also True, False
     timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
     measure_steps: int = 3  # calls to time with cluster="measure"; twice as many in the new order
     timeout: float = 300.0  # seconds that ranks wait for each other's digests
@@ -145,6 +147,14 @@ def _random(name: str, value: Any) -> str:
     raise OptionError(unknown_name(f"value of {name}", str(value), RANDOMS))
 
 
+def _check(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "raise" if value else ""
+    if value in CHECKS:
+        return str(value)
+    raise OptionError(f"the option {name!r} is {value!r}; give True, False, or 'log'")
+
+
 def _function(name: str, value: Any) -> Any:
     if value is None or callable(value):
         return value
@@ -163,6 +173,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "codegen": _codegen,
     "fusion": _fusion,
     "random": _random,
+    "check_memory": _check,
     "timeline": _count,
     "measure_steps": _count,
     "timeout": _seconds,

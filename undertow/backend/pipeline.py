@@ -31,6 +31,7 @@ from undertow.backend.retime import Retimer, told
 from undertow.backend.runner import Runner
 from undertow.backend.scheduled import Part, Scheduled
 from undertow.codegen.kernels import CompiledGraph
+from undertow.codegen.kernels_settings import Settings
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_module
 from undertow.cost.cluster import Cluster
@@ -129,7 +130,7 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
             options.random,
             scheduled.retimer,
             keep_plan=options.is_measuring,
-            spare=scheduled.part.spare,
+            settings=Settings(scheduled.part.spare, options.check_memory),
         )
     heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
     if native is not None:

@@ -16,13 +16,14 @@ from undertow.capture.torch_api import empty_strided_cpu
 from undertow.codegen.cpp_build import build, compilers_at_once
 from undertow.codegen.epilogues import fuse_epilogues
 from undertow.codegen.fusion_benchmark import choose
+from undertow.codegen.kernels_check import expected_of
 from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_peak import note_peak, plan_within
 from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
 from undertow.codegen.kernels_program import Orderer, lower_peak, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
-from undertow.codegen.kernels_reuse import NO_SPARE, spare_inputs
+from undertow.codegen.kernels_reuse import spare_inputs
 from undertow.codegen.kernels_runtime import (
     Workspaces,
     fit,
@@ -31,6 +32,7 @@ from undertow.codegen.kernels_runtime import (
     own,
     take_over,
 )
+from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
@@ -81,14 +83,13 @@ def compile_graph(
     order: Orderer | None = None,
     fusion: str = "priced",
     keep_plan: bool = False,
-    spare: Mapping[str, bool] = NO_SPARE,
+    settings: Settings = DEFAULT,
 ) -> CompiledGraph:
     """Compile a graph whose nodes carry `meta["val"]`, with sizes that are numbers.
 
     `order` may choose another order of the kernels and calls, given their Program. The result is
     called with the graph's inputs and returns its outputs as a list. `fusion` is one of FUSIONS:
-    decided by price, or by trying kernels with reductions as one and in pieces. `spare` names
-    inputs that maybe nobody else holds, to use their memory again, and whether that is sure. Raises
+    decided by price, or by trying kernels with reductions as one and in pieces. Raises
     `NoCompilerError` where there is no C++ compiler and `DynamicShapesError` for symbolic sizes.
     """
     seconds: dict[str, float] = {}
@@ -110,16 +111,17 @@ def compile_graph(
     if fusion == "benchmark":
         fused = choose(lowered, fused, policy)
     lap("fuse")
-    lowered.spare = spare_inputs(gm, spare, lowered)
+    lowered.spare = spare_inputs(gm, settings.spare, lowered)
     fused, plan = plan_within(lowered, fused, policy)
     lower_peak(plan)
     is_reordered = order is not None and reorder(plan, order)
     note_peak(plan)
     lap("schedule")
     cpp = unit_text(plan)
-    module = write_module(plan)
+    expected = expected_of(plan, settings.check_memory)
+    module = write_module(plan, is_checked=expected is not None)
     lap("write")
-    run = link(module, open_segments(plan, cpp))
+    run = link(module, {**open_segments(plan, cpp), "expected": expected})
     lap("build")
     kernels = sum(1 for step in plan.steps if isinstance(step, Launch))
     workspaces = Workspaces(plan.arena, module.slots, module.pointers, module.views)

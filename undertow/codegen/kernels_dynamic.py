@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from undertow.capture.torch_api import UNTRACEABLE, FakeTensorMode, propagate_fa
 from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.codegen.kernels_program import Orderer
-from undertow.codegen.kernels_reuse import NO_SPARE
+from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_symbolic import SymbolicGraph
 from undertow.loops.sizes import DynamicShapesError
 
@@ -36,11 +35,11 @@ class SpecializedGraph:
     """A graph with symbolic sizes that runs on kernels for the sizes of each call."""
 
     def __init__(
-        self, gm: fx.GraphModule, fusion: str = "priced", spare: Mapping[str, bool] = NO_SPARE
+        self, gm: fx.GraphModule, fusion: str = "priced", settings: Settings = DEFAULT
     ) -> None:
         self.gm = gm
         self.fusion = fusion
-        self.spare = spare
+        self.settings = settings
         self.compiled: OrderedDict[Any, CompiledGraph] = OrderedDict()
         self.compilations = 0
         self.uncompilable = False  # it has sizes that only its own results tell
@@ -64,7 +63,9 @@ class SpecializedGraph:
                 self.uncompilable = True
                 _log.warning("a graph runs as ATen calls, since it looks at values: %s", error)
                 return AtenGraph(self.gm).boxed(args)
-            found = self.compiled[key] = compile_graph(sized, fusion=self.fusion, spare=self.spare)
+            found = self.compiled[key] = compile_graph(
+                sized, fusion=self.fusion, settings=self.settings
+            )
             if len(self.compiled) > MOST_KEPT:
                 self.compiled.popitem(last=False)
         else:
@@ -111,10 +112,10 @@ class AnySizes:
     """A symbolic graph, with kernels of their own for sizes that it does not take."""
 
     def __init__(
-        self, gm: fx.GraphModule, fusion: str = "priced", spare: Mapping[str, bool] = NO_SPARE
+        self, gm: fx.GraphModule, fusion: str = "priced", settings: Settings = DEFAULT
     ) -> None:
-        self.symbolic = SymbolicGraph(gm, spare)
-        self.rest = SpecializedGraph(gm, fusion, spare)
+        self.symbolic = SymbolicGraph(gm, settings)
+        self.rest = SpecializedGraph(gm, fusion, settings)
         self.cpp, self.python = self.symbolic.cpp, self.symbolic.python
         self.fallbacks, self.refusals = self.symbolic.fallbacks, self.symbolic.refusals
         self.report, self.kernels = self.symbolic.report, self.symbolic.kernels
@@ -143,11 +144,11 @@ def compile_any(
     fusion: str = "priced",
     order: Orderer | None = None,
     keep_plan: bool = False,
-    spare: Mapping[str, bool] = NO_SPARE,
+    settings: Settings = DEFAULT,
 ) -> Runnable:
     """Compile a graph, with symbolic sizes or without, with a C++ compiler or without. `order` may
     choose another order of its kernels, and `keep_plan` keeps what times them, where sizes are
-    numbers; `spare` are inputs that nobody else may hold, as for `compile_graph`."""
+    numbers."""
     try:
         find_compiler()
     except NoCompilerError as error:
@@ -156,13 +157,13 @@ def compile_any(
         return AtenGraph(gm)
     if not has_symbols(gm):
         ways["static"] += 1
-        return compile_graph(gm, example_inputs, order, fusion, keep_plan, spare)
+        return compile_graph(gm, example_inputs, order, fusion, keep_plan, settings)
     try:
-        found: Runnable = AnySizes(gm, fusion, spare)
+        found: Runnable = AnySizes(gm, fusion, settings)
         ways["symbolic"] += 1
     except DynamicShapesError as error:
         _say_once(f"a graph is compiled for each set of its sizes: {error}")
-        found = SpecializedGraph(gm, fusion, spare)
+        found = SpecializedGraph(gm, fusion, settings)
         ways["specialised"] += 1
     return found
 

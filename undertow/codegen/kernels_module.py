@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,17 +33,19 @@ class Module:
     slots: int
 
 
-def write_module(schedule: Schedule, is_timed: bool = False) -> Module:
+def write_module(schedule: Schedule, is_timed: bool = False, is_checked: bool = False) -> Module:
     """The function that runs a schedule. If it is timed it calls `mark()` after every segment, and
     `start` and `wait` in place of collectives, with the number of their step before the operator.
+    If it is checked it tells `expected` what it has made and freed.
     """
-    return _Writer(schedule, is_timed).write()
+    return _Writer(schedule, is_timed, is_checked).write()
 
 
 @dataclass(slots=True)
 class _Writer:
     schedule: Schedule
     is_timed: bool = False
+    is_checked: bool = False
     lines: list[str] = field(default_factory=list)
     names: dict[str, Any] = field(default_factory=dict)
     views: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class _Writer:
     shapes: dict[int, Any] = field(default_factory=dict)  # sizes and strides of new tensors
     returned: set[int] = field(default_factory=set)
     deaths: dict[int, list[int]] = field(default_factory=dict)  # buffers by their last use
+    given: set[int] = field(default_factory=set)  # buffers that are inputs
     count: int = 0
     holders: set[int] = field(default_factory=set)  # buffers that are Python variables now
 
@@ -68,18 +72,21 @@ class _Writer:
         if SIZES in self.slots:
             self.names["sizes"] = schedule.sizes
             self.put(f"P[{self.slots[SIZES]}] = sizes")
+        if self.is_checked:
+            self.given = {view.buffer for view in views_in(lowered.inputs)}
+            self.put(f"check = expected.begin(P, {self.held(self.holders)})")
         run = 0
-        for segment in segments(schedule):
+        for k, segment in enumerate(segments(schedule)):
             if isinstance(segment, list):
                 self.allocate(segment)
                 origins = " ".join(name for at in segment for name in self.origins(at))
                 self.put(f"if seg{run}(P): bad_index()  # {origins[:200]}")
                 run += 1
-                self.free(segment)
+                self.free(k, segment)
             else:
                 self.allocate([segment])
                 self.extern(segment)
-                self.free([segment])
+                self.free(k, [segment])
             if self.is_timed:
                 self.put("mark()")
         outputs = ", ".join(self.operand(item) for item in lowered.outputs)
@@ -199,8 +206,16 @@ class _Writer:
                     found[number] = (view.sizes, view.strides)
         return found
 
-    def free(self, steps: list[int]) -> None:
+    def held(self, numbers: Collection[int]) -> str:
+        """Those of these buffers that are variables, as a dictionary."""
+        return "{" + ", ".join(f"{n}: b{n}" for n in sorted(numbers) if n in self.holders) + "}"
+
+    def free(self, segment: int, steps: list[int]) -> None:
         """Drop variables that nothing needs after these steps, which have just run."""
+        if self.is_checked:
+            first = self.schedule.first_write
+            made = {n for at in steps for n in self.schedule.steps[at].writes if first[n] == at}
+            self.put(f"check.born({segment}, {self.held(made - self.given)})")
         dead = []
         for step in steps:
             for number in self.deaths.get(step, ()):
@@ -211,6 +226,8 @@ class _Writer:
                     self.holders.discard(number)
         if dead:
             self.put(f"del {', '.join(dead)}")
+        if self.is_checked:
+            self.put(f"check.died({segment})")
 
     def operand(self, item: Any) -> str:
         if isinstance(item, View):

@@ -13,7 +13,6 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch import fx
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from undertow.codegen.kernels_plan import Schedule
 
 NEAR = 4  # sizes of inputs to look for a free one among, from that of a temporary upwards
-NO_SPARE: Mapping[str, bool] = MappingProxyType({})
-"""Of a graph whose inputs are all somebody's."""
 
 
 def in_place(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import fx
 
 from undertow.codegen.kernels import CompiledGraph, link, open_segments
+from undertow.codegen.kernels_check import expected_of
 from undertow.codegen.kernels_module import write_module
 from undertow.codegen.kernels_peak import counts, leaner, note_peak
 from undertow.codegen.kernels_plan import (
@@ -31,8 +31,9 @@ from undertow.codegen.kernels_plan import (
     schedule,
 )
 from undertow.codegen.kernels_report import report_of
-from undertow.codegen.kernels_reuse import NO_SPARE, spare_inputs
+from undertow.codegen.kernels_reuse import spare_inputs
 from undertow.codegen.kernels_runtime import Workspaces
+from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_unit import segments, unit_text
 from undertow.loops.fuse import Fused, Policy, fuse
 from undertow.loops.ir import Extern, Lowered
@@ -54,11 +55,12 @@ class SymbolicGraph:
 
     compilations = 1
 
-    def __init__(self, gm: fx.GraphModule, spare: Mapping[str, bool] = NO_SPARE) -> None:
+    def __init__(self, gm: fx.GraphModule, settings: Settings = DEFAULT) -> None:
         sized, self.symbols = with_symbols(gm)
         lowered = lower_graph(sized)
         drop_dead(lowered)
-        lowered.spare = spare_inputs(gm, spare, lowered)
+        lowered.spare = spare_inputs(gm, settings.spare, lowered)
+        self.check_memory = settings.check_memory
         fused, self.plan, hinted = _planned(lowered, self.symbols.table)
         self.plan.scratch, self.plan.runs = hinted.scratch, segments(hinted)
         self.cpp = unit_text(self.plan)
@@ -101,8 +103,9 @@ class SymbolicGraph:
         concrete = bound(self.plan, values)
         note_peak(concrete)
         concrete.sizes = ctypes.addressof(table)
-        module = write_module(concrete)
-        run = link(module, {**self.functions, "table": table})
+        expected = expected_of(concrete, self.check_memory)
+        module = write_module(concrete, is_checked=expected is not None)
+        run = link(module, {**self.functions, "table": table, "expected": expected})
         workspaces = Workspaces(concrete.arena, module.slots, module.pointers, module.views)
         return CompiledGraph(
             run,
