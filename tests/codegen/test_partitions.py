@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.loops.compiling import same
+from undertow.backend.options import parse_options
+from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.codegen.kernels_report import report_on
+from undertow.codegen.kernels_settings import Settings
 from undertow.codegen.kernels_symbolic import SymbolicGraph
 from undertow.codegen.partitions import Partition
 from undertow.loops.decompose import decompositions
@@ -75,3 +79,72 @@ def test_symbols_are_part_of_the_signature_and_numbers_are_apart() -> None:
     found = SymbolicGraph(gm).report.partitions
     assert [bool(part.symbols) for part in found] in ([True, False], [False, True])
     assert found[0].ends in ("sizes become numbers", "sizes become symbols")
+
+
+def compiled_for(function: Any, partition: int | None, *args: torch.Tensor) -> CompiledGraph:
+    gm = make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args)
+    return compile_graph(gm, args, settings=Settings(partition=partition))
+
+
+def sorted_apart(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Draws between kernels that do not need them, and their use at the end."""
+    found = []
+    for x in tensors:
+        found.append(x.softmax(-1) * 2 + torch.rand_like(x))
+    return found
+
+
+def test_kernels_that_can_be_recorded_run_together_if_asked() -> None:
+    args = [torch.randn(8, 40 + k) for k in range(3)]
+    torch.manual_seed(0)
+    plain, ordered = (compiled_for(sorted_apart, way, *args) for way in (None, 0))
+    assert plain.report is not None
+    assert ordered.report is not None
+    assert len(ordered.report.partitions) == 1 < len(plain.report.partitions)
+    found = []
+    for run in (plain, ordered, sorted_apart):
+        torch.manual_seed(0)
+        found.append(run(*args))
+    same(found[0], found[2])
+    same(found[1], found[2])  # draws are in the same sequence
+
+
+def test_runs_that_are_too_short_are_no_partitions() -> None:
+    def function(x):  # type: ignore[no-untyped-def]
+        y = torch.rand_like(x.exp()) + x.exp()
+        return [(y.sum(0) @ y.t()).softmax(0).cumsum(0)]
+
+    args = (torch.randn(8, 8),)
+    every, long = (compiled_for(function, least, *args).report for least in (0, 3))
+    assert every is not None
+    assert long is not None
+    lengths = [part.last - part.first + 1 for part in every.partitions]
+    assert min(lengths) < 3
+    assert [part.last - part.first + 1 for part in long.partitions] == [
+        length for length in lengths if length >= 3
+    ]
+
+
+def test_collectives_keep_their_order_when_partitions_are_gathered() -> None:
+    ops = torch.ops._c10d_functional
+
+    def function(x, y):  # type: ignore[no-untyped-def]
+        a = ops.all_reduce(x * 2, "sum", "0")
+        b = (y @ y).exp()
+        c = ops.all_reduce(y + 1, "sum", "0")
+        d = (b @ y).tanh()
+        return [ops.wait_tensor(a) + d, ops.wait_tensor(c) * b]
+
+    args = torch.randn(8, 8), torch.randn(8, 8)
+    plain, ordered = (compiled_for(function, way, *args) for way in (None, 0))
+    assert plain.report is not None
+    assert ordered.report is not None
+    calls = [step.nodes[0] for step in ordered.report.steps if "c10d" in step.name]
+    assert calls[:2] == [name for name in calls if name.startswith("all_reduce")]
+    assert calls[:2] == ["all_reduce", "all_reduce_1"]
+    assert len(ordered.report.partitions) <= len(plain.report.partitions)
+
+
+def test_values_of_the_option() -> None:
+    given = [{}, {"partition": False}, {"partition": True}, {"partition": 3}]
+    assert [parse_options(options).partition for options in given] == [None, None, 0, 3]

@@ -45,6 +45,7 @@ class BackendOptions:
     codegen: str = "native"  # who runs the graph: one of CODEGENS
     fusion: str = "priced"  # how the loop compiler decides what to fuse: one of FUSIONS
     random: str = "eager"  # whose random numbers: eager's, or our "own", drawn inside of kernels
+    partition: int | None = None  # fewest runs to record, of so many steps at least; None: as it is
     check_memory: str = ""  # "raise" or "log" where memory is not as planned; also True, False
     timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
     measure_steps: int = 3  # calls to time with cluster="measure"; twice as many in the new order
@@ -147,6 +148,12 @@ def _random(name: str, value: Any) -> str:
     raise OptionError(unknown_name(f"value of {name}", str(value), RANDOMS))
 
 
+def _least(name: str, value: Any) -> int | None:
+    if value is None or isinstance(value, bool):
+        return 0 if value else None
+    return _count(name, value)
+
+
 def _check(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "raise" if value else ""
@@ -173,6 +180,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "codegen": _codegen,
     "fusion": _fusion,
     "random": _random,
+    "partition": _least,
     "check_memory": _check,
     "timeline": _count,
     "measure_steps": _count,

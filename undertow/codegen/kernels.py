@@ -34,6 +34,7 @@ from undertow.codegen.kernels_runtime import (
 )
 from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
+from undertow.codegen.partitions import order_for_partitions
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
 from undertow.loops.lower import lower_graph
@@ -114,6 +115,8 @@ def compile_graph(
     lowered.spare = spare_inputs(gm, settings.spare, lowered)
     fused, plan = plan_within(lowered, fused, policy)
     lower_peak(plan)
+    if settings.partition is not None:
+        order_for_partitions(plan)
     is_reordered = order is not None and reorder(plan, order)
     note_peak(plan)
     lap("schedule")
@@ -143,7 +146,7 @@ def compile_graph(
             "least arena": plan.least_arena,
             "whole": plan.whole,
         },
-        report_of(plan, fused.refusals, lowered),
+        report_of(plan, fused.refusals, lowered, settings.partition or 0),
         is_reordered,
         plan if keep_plan else None,
     )

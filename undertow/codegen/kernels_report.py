@@ -166,7 +166,9 @@ def _tuples(item: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(v) if isinstance(v, list) else v for key, v in item.items()}
 
 
-def report_of(plan: Schedule, refusals: list[Refusal], lowered: Lowered) -> KernelReport:
+def report_of(
+    plan: Schedule, refusals: list[Refusal], lowered: Lowered, least_partition: int = 0
+) -> KernelReport:
     """The report on a schedule."""
     buffers = lowered.buffers
 
@@ -192,7 +194,7 @@ def report_of(plan: Schedule, refusals: list[Refusal], lowered: Lowered) -> Kern
         tuple(steps),
         fallbacks,
         tuple(refusals),
-        tuple(partitions(plan)),
+        tuple(partitions(plan, least_partition)),
         tuple(lowered.nodes),
         tuple(plan.decisions),
     )

@@ -12,6 +12,8 @@ class Settings:
 
     # inputs that maybe nobody else holds, whose memory is used again, and whether that is sure
     spare: Mapping[str, bool] = field(default_factory=dict)
+    # order kernels for the fewest partitions, of so many steps at least; None: as they come
+    partition: int | None = None
     check_memory: str = ""  # "raise" or "log" where memory is not as planned; empty: do not look
 
 

@@ -69,7 +69,7 @@ class SymbolicGraph:
         self.fallbacks = lowered.fallbacks
         self.refusals = fused.refusals
         self.plan.last_use, self.plan.fresh = hinted.last_use, hinted.fresh
-        self.report = report_of(self.plan, fused.refusals, lowered)
+        self.report = report_of(self.plan, fused.refusals, lowered, settings.partition or 0)
         self.kernels = sum(1 for step in self.plan.steps if isinstance(step, Launch))
         self.bindings: OrderedDict[tuple[int, ...], CompiledGraph] = OrderedDict()
 

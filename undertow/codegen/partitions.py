@@ -15,8 +15,12 @@ import torch
 
 from undertow.capture.torch_api import OpOverload
 from undertow.codegen.kernels_plan import Launch, Schedule, output_buffers
+from undertow.codegen.kernels_program import reorder
 from undertow.loops.ir import Extern, View
 from undertow.loops.sizes import Size
+from undertow.program import Order, Program
+from undertow.schedule.limits import Limits
+from undertow.schedule.switches import fewest_switches
 
 _HOST_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -38,8 +42,24 @@ class Partition:
         return asdict(self)
 
 
-def partitions(schedule: Schedule) -> list[Partition]:
-    """The partitions of a schedule, in order; steps that cannot be recorded are in none."""
+def order_for_partitions(schedule: Schedule) -> bool:
+    """Put a schedule's steps into an order with fewer partitions, within its memory, and say
+    whether they moved."""
+    is_other = [bool(barrier(step)) for step in schedule.steps]
+
+    def fewest(program: Program) -> Order:
+        return fewest_switches(program, Order.captured(program), Limits(), is_other)
+
+    return any(is_other) and reorder(schedule, fewest)
+
+
+def partitions(schedule: Schedule, least: int = 0) -> list[Partition]:
+    """The partitions of a schedule, in order; steps that cannot be recorded are in none, nor are
+    runs of fewer than `least` steps, which are not worth it."""
+    return [part for part in _runs(schedule) if part.last - part.first + 1 >= least]
+
+
+def _runs(schedule: Schedule) -> list[Partition]:
     found: list[Partition] = []
     first, symbols = 0, frozenset[str]()
     for at, step in enumerate([*schedule.steps, None]):
