@@ -19,6 +19,7 @@ from undertow.codegen.kernels_dynamic import AtenGraph, Runnable, SpecializedGra
 from undertow.codegen.kernels_program import Orderer
 from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.load import Run
+from undertow.codegen.user_passes import PassError
 from undertow.errors import UndertowError
 from undertow.loops import decompose
 from undertow.loops.random import use_own_stream
@@ -83,6 +84,8 @@ def compile_native(
         compiled = compile_any(
             gm, fusion=fusion, order=order, keep_plan=keep_plan, settings=settings
         )
+    except PassError:
+        raise
     except UndertowError as error:
         say_once("native fallback", f"{label} runs with codegen='aten': {error}")
         return None

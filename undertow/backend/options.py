@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from undertow.codegen.user_passes import After, Before
 from undertow.cost.cluster import Cluster
 from undertow.errors import UndertowError, unknown_name
 from undertow.graph.schedule_graph import Merge
@@ -46,6 +47,8 @@ class BackendOptions:
     fusion: str = "priced"  # how the loop compiler decides what to fuse: one of FUSIONS
     random: str = "eager"  # whose random numbers: eager's, or our "own", drawn inside of kernels
     partition: int | None = None  # fewest runs to record, of so many steps at least; None: as it is
+    before_fusion: Before | None = None  # your own order of a graph's loop nests, before fusion,
+    after_fusion: After | None = None  # and of its kernels
     check_memory: str = ""  # "raise" or "log" where memory is not as planned; also True, False
     timeline: int = 0  # measure the Timeline of this call of each graph; 0: of none
     measure_steps: int = 3  # calls to time with cluster="measure"; twice as many in the new order
@@ -154,6 +157,12 @@ def _least(name: str, value: Any) -> int | None:
     return _count(name, value)
 
 
+def _pass(name: str, value: Any) -> Any:
+    if value is None or callable(value):
+        return value
+    raise OptionError(f"the option {name!r} is {value!r}; give a function of a Program, or None")
+
+
 def _check(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "raise" if value else ""
@@ -181,6 +190,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "fusion": _fusion,
     "random": _random,
     "partition": _least,
+    "before_fusion": _pass,
+    "after_fusion": _pass,
     "check_memory": _check,
     "timeline": _count,
     "measure_steps": _count,

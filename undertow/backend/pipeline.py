@@ -130,7 +130,13 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
             options.random,
             scheduled.retimer,
             keep_plan=options.is_measuring,
-            settings=Settings(scheduled.part.spare, options.partition, options.check_memory),
+            settings=Settings(
+                scheduled.part.spare,
+                options.partition,
+                options.before_fusion,
+                options.after_fusion,
+                options.check_memory,
+            ),
         )
     heading = label if scheduled.program is None else title(label, scheduled.program, predicted)
     if native is not None:

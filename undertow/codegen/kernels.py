@@ -35,6 +35,7 @@ from undertow.codegen.kernels_runtime import (
 from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
 from undertow.codegen.partitions import order_for_partitions
+from undertow.codegen.user_passes import run_after, run_before
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
 from undertow.loops.lower import lower_graph
@@ -106,6 +107,8 @@ def compile_graph(
         gm = fuse_epilogues(gm)
     lowered = lower_graph(gm)
     drop_dead(lowered)
+    if settings.before_fusion is not None:
+        run_before(lowered, settings.before_fusion)
     lap("lower")
     policy = Policy(torch.get_num_threads())
     fused = fuse(lowered, policy)
@@ -118,6 +121,8 @@ def compile_graph(
     if settings.partition is not None:
         order_for_partitions(plan)
     is_reordered = order is not None and reorder(plan, order)
+    if settings.after_fusion is not None:
+        is_reordered |= run_after(plan, settings.after_fusion)
     note_peak(plan)
     lap("schedule")
     cpp = unit_text(plan)

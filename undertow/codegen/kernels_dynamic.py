@@ -158,6 +158,8 @@ def compile_any(
     if not has_symbols(gm):
         ways["static"] += 1
         return compile_graph(gm, example_inputs, order, fusion, keep_plan, settings)
+    if settings.before_fusion is not None or settings.after_fusion is not None:
+        _say_once("passes before and after fusion are for fixed sizes: a graph is left as it is")
     try:
         found: Runnable = AnySizes(gm, fusion, settings)
         ways["symbolic"] += 1

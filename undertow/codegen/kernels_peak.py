@@ -81,8 +81,8 @@ def note_peak(plan: Schedule) -> None:
 
 def leaner(lowered: Lowered, fused: Fused, policy: Policy, limit: int) -> Fused:
     """The fusion with the lowest peak of those that cutting kernels leads to."""
-    parts: dict[int, int] = {}
-    labels = 0
+    parts = dict(lowered.regions)
+    labels = max(parts.values(), default=0)
     timeline = _Timeline(lowered, fused)
     best = fused, timeline.peak
     for _ in range(ROUNDS):

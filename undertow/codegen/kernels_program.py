@@ -6,7 +6,7 @@ started and waited for between them. An order that a scheduler finds is applied 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from undertow.capture import torch_api
 from undertow.capture.schema import draws_random
@@ -14,7 +14,7 @@ from undertow.codegen.kernels_plan import SLACK_NBYTES, Launch, Schedule, output
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.describe import describe
 from undertow.loops.dtypes import NBYTES, TORCH
-from undertow.loops.ir import Buffer, Extern, product
+from undertow.loops.ir import Buffer, Extern, Lowered, Nest, product
 from undertow.loops.kernel import Kernel
 from undertow.program import (
     Lifetime,
@@ -39,7 +39,12 @@ Orderer = Callable[[Program], Order]
 def kernel_program(schedule: Schedule, name: str = "kernels", is_described: bool = True) -> Program:
     """The Program of a schedule, one task per step, in its order; for orders that look at memory
     alone its tasks need no descriptions."""
-    return _Builder(schedule, name, is_described).build()
+    return _Builder(schedule.lowered, schedule.steps, name, is_described).build()
+
+
+def nest_program(lowered: Lowered) -> Program:
+    """The Program of a graph before fusion, one task per nest or call, without descriptions."""
+    return _Builder(lowered, lowered.steps, "nests", False).build()
 
 
 def arrange(schedule: Schedule, order: Order, program: Program | None = None) -> None:
@@ -89,11 +94,17 @@ def lower_peak(schedule: Schedule) -> bool:
 
 
 class _Builder:
-    def __init__(self, schedule: Schedule, name: str, is_described: bool) -> None:
-        self.schedule = schedule
+    def __init__(
+        self,
+        lowered: Lowered,
+        steps: Sequence[Launch | Nest | Extern],
+        name: str,
+        is_described: bool,
+    ) -> None:
+        self.lowered, self.steps = lowered, steps
         self.is_described = is_described
         self.builder = ProgramBuilder(name)
-        self.outputs = output_buffers(schedule.lowered)
+        self.outputs = output_buffers(lowered)
         self.refs: dict[int, int] = {}  # a buffer of the Program for each buffer of ours
         self.started: dict[int, int] = {}  # the start that fills a buffer
         self.groups: dict[str, int] = {}
@@ -102,9 +113,11 @@ class _Builder:
         self.last_effect = -1  # and so does what is called for its effect alone
 
     def build(self) -> Program:
-        for at, step in enumerate(self.schedule.steps):
+        for at, step in enumerate(self.steps):
             if isinstance(step, Launch):
                 self.launch(at, step)
+            elif isinstance(step, Nest):
+                self.nest(at, step)
             else:
                 self.extern(at, step)
         return self.builder.build()
@@ -112,7 +125,7 @@ class _Builder:
     def ref(self, number: int) -> int:
         found = self.refs.get(number)
         if found is None:
-            buffer = self.schedule.lowered.buffers[number]
+            buffer = self.lowered.buffers[number]
             name = f"{buffer.name}.{number}"
             found = self.refs[number] = self.builder.buffer(
                 name, _nbytes(buffer), self.lifetime(buffer)
@@ -132,12 +145,20 @@ class _Builder:
 
     def launch(self, at: int, step: Launch) -> None:
         kernel = step.kernels[0]
-        work = _work(step, self.schedule.lowered.buffers) if self.is_described else None
+        work = _work(step, self.lowered.buffers) if self.is_described else None
         self.builder.compute(
             self.task_name(at, "+".join(kernel.origins[:4])),
             reads=[self.ref(n) for n in sorted(step.reads)],
             writes=[self.ref(n) for n in sorted(step.writes)],
             work=work,
+        )
+
+    def nest(self, at: int, step: Nest) -> None:
+        """Loops that are no kernel yet."""
+        self.builder.compute(
+            self.task_name(at, step.origin),
+            reads=[self.ref(n) for n in sorted(set(step.reads))],
+            writes=[self.ref(n) for n in sorted(set(step.writes))],
         )
 
     def extern(self, at: int, step: Extern) -> None:

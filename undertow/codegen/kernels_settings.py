@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from undertow.codegen.user_passes import After, Before
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -14,6 +16,8 @@ class Settings:
     spare: Mapping[str, bool] = field(default_factory=dict)
     # order kernels for the fewest partitions, of so many steps at least; None: as they come
     partition: int | None = None
+    before_fusion: Before | None = None  # passes of the user's
+    after_fusion: After | None = None
     check_memory: str = ""  # "raise" or "log" where memory is not as planned; empty: do not look
 
 

@@ -476,4 +476,4 @@ def fuse(
     lowered: Lowered, policy: Policy | None = None, parts: Mapping[int, int] | None = None
 ) -> Fused:
     """Group a graph's nests into kernels; those with different `parts`, by number, stay apart."""
-    return _Fuser(lowered, policy or Policy(), parts or {}).run()
+    return _Fuser(lowered, policy or Policy(), parts or lowered.regions).run()

@@ -161,6 +161,7 @@ class Lowered:
     fallbacks: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)  # of fallbacks, counted
     nodes: list[str] = field(default_factory=list)  # every call, by name
+    regions: dict[int, int] = field(default_factory=dict)  # nests of different ones stay apart
     spare: dict[int, bool] = field(default_factory=dict)  # inputs that others may not hold, by
     # buffer, and whether they surely do not
 
