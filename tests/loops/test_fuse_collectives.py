@@ -88,3 +88,33 @@ def test_without_a_collective_it_is_pulled_up() -> None:
         return [call("scaled", aten.mul.Tensor, (moved, total))]
 
     assert names(fused(program)) == ["total+moved+scaled"]
+
+
+def test_work_does_not_move_behind_a_wait_because_another_one_follows() -> None:
+    """The product is placed between two waits; exp hides the first of them."""
+
+    def program(call: Call, x: fx.Node, y: fx.Node) -> list[fx.Node]:
+        one, two = start(call, x), start(call, y)
+        hiding = call("hiding", aten.exp.default, (y,))
+        first = call("first", collectives.wait_tensor.default, (one,))
+        twice = call("twice", aten.mul.Tensor, (first, 2))
+        second = call("second", collectives.wait_tensor.default, (two,))
+        return [second, call("used", aten.mul.Tensor, (twice, hiding))]
+
+    order = names(fused(program))
+    assert order.index("hiding") < order.index("first")
+
+
+def test_siblings_do_not_meet_across_a_start() -> None:
+    """Each product shares operands with the sum, which could hold both but for the start."""
+
+    def program(call: Call, x: fx.Node, y: fx.Node) -> list[fx.Node]:
+        early = call("early", aten.exp.default, (y,))
+        gathered = start(call, x)
+        late = call("late", aten.sin.default, (x,))
+        both = call("both", aten.add.Tensor, (x, y))
+        return [call("wait", collectives.wait_tensor.default, (gathered,)), early, late, both]
+
+    found = fused(program)
+    assert names(found) == ["early", "start", "late+both", "wait"]
+    assert any("across a collective's start" in refusal.reason for refusal in found.refusals)

@@ -8,9 +8,9 @@ linear in the number of nests and their operands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from undertow.loops.group import (
     MOST_INSTRS,
@@ -20,17 +20,28 @@ from undertow.loops.group import (
     admit,
     find_place,
     level_at,
-    rows_of,
     same_address,
     settle_reduction,
     start_group,
 )
-from undertow.loops.ir import Extern, Instr, Lowered, Nest, Step
-from undertow.loops.price import Price, price_join
-from undertow.loops.space import Place, match
+from undertow.loops.ir import Extern, Lowered, Nest, Step
+from undertow.loops.moves import (
+    Call,
+    Move,
+    Slot,
+    commit,
+    current,
+    find_move,
+    find_sibling_move,
+    first_consumer,
+    is_read_within,
+)
+from undertow.loops.price import Price, price_again, price_join, rows_shared
+from undertow.loops.sizes import hint_of
+from undertow.loops.space import Place
+from undertow.loops.tensors import views_in
 
 SIBLINGS_TRIED = 4  # kernels that read the same buffer, latest first
-MOST_CONSUMERS = 64  # of a kernel that is moved
 MOST_PULLED = 3  # kernels that are moved up for one nest
 UNDER = "it would delay a collective's start, and move work from under it"
 
@@ -70,27 +81,6 @@ class Fused:
     joined: list[Joined] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Call:
-    """An extern call's place in the sequence."""
-
-    order: int
-    extern: Extern
-    merged_into: None = None
-
-
-Slot = Group | _Call
-
-
-class _Move(NamedTuple):
-    """A kernel's nests, placed on the loops of another one."""
-
-    other: Group
-    nests: list[tuple[Nest, Place]]
-    level: str
-    rows: frozenset[int] = frozenset()  # loops that become the outer ones, to hold it once per row
-
-
 class _Fuser:
     def __init__(self, lowered: Lowered, policy: Policy, parts: Mapping[int, int]) -> None:
         self.lowered = lowered
@@ -102,13 +92,14 @@ class _Fuser:
         self.writer: dict[int, Slot] = {}
         self.readers: dict[int, list[Slot]] = {}
         self.refusals: list[Refusal] = []
-        self.last_start = -1  # the place of the last collective that was started,
-        self.last_wait = -1  # and of the last wait
+        self.starts: list[int] = []  # places of collectives' starts,
+        self.waits: list[int] = []  # and of their waits
+        self.uses = count_uses(lowered)
 
     def run(self) -> Fused:
         for step in self.lowered.steps:
             if isinstance(step, Extern):
-                slot: Slot = _Call(len(self.slots), step)
+                slot: Slot = Call(len(self.slots), step)
                 self.slots.append(slot)
                 self.connect(step, slot)
                 self.note_collective(step, slot.order)
@@ -116,7 +107,7 @@ class _Fuser:
                 self.place(step)
         steps: list[Group | Extern] = []
         for slot in self.slots:
-            if isinstance(slot, _Call):
+            if isinstance(slot, Call):
                 steps.append(slot.extern)
             elif slot.merged_into is None:
                 steps.append(slot)
@@ -124,10 +115,8 @@ class _Fuser:
 
     def note_collective(self, step: Extern, order: int) -> None:
         if "c10d_functional" in str(step.node.target):
-            if "wait_tensor" in str(step.node.target):
-                self.last_wait = order
-            else:
-                self.last_start = order
+            is_wait = "wait_tensor" in str(step.node.target)
+            (self.waits if is_wait else self.starts).append(order)
 
     # -- hazards ----------------------------------------------------------------------------
 
@@ -167,14 +156,11 @@ class _Fuser:
 
     def place(self, nest: Nest) -> None:
         waits = self.before(nest)
-        earliest = waits[0].order if waits else -1
-        group = None
-        if nest.is_scatter or (group := self.join_before(nest, waits)) is not None:
-            pass
-        elif waits and isinstance(waits[0], Group) and self.join(waits[0], nest):
-            group = waits[0]
-        else:
-            group = self.join_sibling(nest, earliest, waits[0] if waits else None)
+        group, ranked = None, []
+        if not nest.is_scatter:
+            ranked = self.ranked(nest, waits)
+            group = self.join_before(nest, waits)
+            group = group or next((found for found in ranked if self.join(found, nest)), None)
         if group is None:
             group = start_group(len(self.slots), nest)
             self.slots.append(group)
@@ -182,20 +168,41 @@ class _Fuser:
         for other in waits:
             if other is not group and isinstance(other, Group) and other.merged_into is None:
                 self.absorb(group, other, nest)
+        for other in ranked:
+            if other is not group and other.merged_into is None:
+                self.merge_siblings(group, other, nest)
+                group = current(group)  # type: ignore[assignment]
 
-    def join_sibling(self, nest: Nest, earliest: int, tried: Slot | None) -> Group | None:
-        """A kernel that reads what this nest reads, at the same addresses."""
+    def ranked(self, nest: Nest, waits: list[Slot]) -> list[Group]:
+        """Kernels that a nest could join: the last one that it waits for, and later ones that read
+        what it reads; that with which it shares most bytes first."""
+        earliest = waits[0].order if waits else -1
+        found: dict[int, Group] = {}
+        if waits and isinstance(waits[0], Group):
+            found[earliest] = waits[0]
         for instr in nest.body:
-            if instr.op != "load":
-                continue
-            readers = self.readers.get(instr.data, ())
-            for slot in [*readers[-SIBLINGS_TRIED:][::-1]]:
-                slot = current(slot)
-                if slot.order < earliest or slot is tried or not isinstance(slot, Group):
-                    continue
-                if self.join(slot, nest):
-                    return slot
-        return None
+            if instr.op == "load":
+                for slot in map(current, self.readers.get(instr.data, ())[-SIBLINGS_TRIED:]):
+                    if slot.order > earliest and isinstance(slot, Group):
+                        found[slot.order] = slot
+        if len(found) < 2:
+            return list(found.values())
+        return sorted(
+            found.values(),
+            key=lambda group: (-self.shared(group, nest), group.order != earliest, -group.order),
+        )
+
+    def shared(self, group: Group, nest: Nest) -> int:
+        """Bytes that need not move if a nest joins a kernel: those that both read, and results of
+        the kernel, which need not be written either if nobody else reads them."""
+        total = 0
+        for number in nest.reads:
+            nbytes = hint_of(self.lowered.buffers[number].nbytes)
+            if number in group.made:
+                total += nbytes + nbytes * (self.uses[number] == 1)
+            elif number in group.read:
+                total += nbytes
+        return total
 
     def part(self, nest: Nest) -> int:
         return self.parts.get(nest.number, 0)
@@ -222,7 +229,7 @@ class _Fuser:
             return "reductions are kept apart, to be compared"
         if self.part(group.members[0].nest) != self.part(nest):
             return "it would need more memory at once"
-        if group.order < self.last_start:
+        if self.starts and group.order < self.starts[-1]:
             return UNDER
         if group.instrs + len(nest.body) > MOST_INSTRS:
             return "the kernel has too many instructions"
@@ -237,6 +244,9 @@ class _Fuser:
             if isinstance(place, str):
                 reason = place
                 continue
+            if self.is_chosen(group, nest, strides) and not self.shares_much(group, nest.reads):
+                reason = "they share a small part of what they read"
+                continue
             level = level_at(group, place)
             if level is None:
                 reason = "it runs over a part of the loops"
@@ -250,6 +260,18 @@ class _Fuser:
                 return place, level
             reason = problem
         return reason
+
+    @staticmethod
+    def is_chosen(group: Group, nest: Nest, strides: tuple[int, ...]) -> bool:
+        """Whether a buffer leaves some loops of a nest free, which were lined up by size."""
+        free = any(size > 1 and not s for size, s in zip(nest.sizes, strides, strict=True))
+        return group.kind == "flat" and free
+
+    def shares_much(self, group: Group, reads: Collection[int]) -> bool:
+        """Whether a quarter of what is read is also read or made by the group."""
+        nbytes = {n: hint_of(self.lowered.buffers[n].nbytes) for n in reads}
+        shared = sum(nbytes[n] for n in reads if n in group.read or n in group.made)
+        return 4 * shared >= sum(nbytes.values())
 
     def anchors(self, group: Group, nest: Nest) -> list[tuple[Access, tuple[int, ...]]] | str:
         """Buffers through which a nest may be lined up with a group, best first."""
@@ -349,15 +371,17 @@ class _Fuser:
         for other in later:
             if any(member.late for member in other.members):
                 return None
-            move = self.find_move(slot, other, nest, place)
+            move = find_move(slot, other, nest, place)
             if move is None or any(
                 self.conflict(slot, item, new, move.level) for item, new in move.nests
             ):
                 return None
+            if move.again and not self.may_repeat(slot, move, nest):
+                return None
             moves.append(move)
         self.note(slot, nest)
         for move in moves:
-            self.commit(slot, move)
+            commit(slot, move)
         admit(slot, nest, place, level)
         return slot
 
@@ -367,7 +391,7 @@ class _Fuser:
             return
         if self.part(other.members[0].nest) != self.part(nest):
             return
-        if other.order < self.last_wait < group.order:
+        if self.crosses(other, group, waits_alone=True):
             reason = "it would move work that hides a collective behind its wait"
             self.refusals.append(Refusal(nest.origin, other.members[-1].nest.origin, reason))
             return
@@ -379,97 +403,90 @@ class _Fuser:
             return
         if len(group.operands) + len(other.operands) > MOST_OPERANDS:
             return
-        move = self.find_move(group, other, nest, group.members[-1].place)
-        if move is None:
+        move = find_move(group, other, nest, group.members[-1].place)
+        if move is None or (move.again and not self.may_repeat(group, move, nest)):
             return
         rest, group.members = group.members, []
-        self.commit(group, move)
+        commit(group, move)
         group.members.extend(rest)
 
-    def find_move(self, group: Group, other: Group, nest: Nest, place: Place) -> _Move | None:
-        """How a kernel would run inside of another one that holds its reader at `place`."""
-        for instr in nest.body:
-            if instr.op == "load" and instr.data in other.made:
-                move = self.lay(group, other, instr, place)
-                if move is not None:
-                    return move
+    def merge_siblings(self, group: Group, other: Group, nest: Nest) -> None:
+        """Make one kernel of that which holds a nest and one that reads what the nest reads: the
+        earlier one moves to the later one's place."""
+        first, last = (group, other) if group.order < other.order else (other, group)
+        reason = self.keeps_apart(first, last)
+        move = find_sibling_move(last, first, nest.reads) if reason is None else None
+        if move is None:
+            reason = reason or "their loops do not line up"
+        else:
+            found = (self.conflict(last, *at, move.level) for at in move.nests)
+            reason = next(filter(None, found), None)
+        if reason is not None or move is None:
+            names = first.members[-1].nest.origin, last.members[-1].nest.origin
+            self.refusals.append(Refusal(*names, str(reason)))
+            return
+        rest, last.members = last.members, []
+        commit(last, move)
+        last.members.extend(rest)
+
+    def keeps_apart(self, first: Group, last: Group) -> str | None:
+        """Why a kernel that moves to a later one's place would be wrong there or not pay."""
+        if first.kind != "flat" or any(member.late for member in first.members):
+            return "a kernel with a reduction is not moved"
+        if last.kind == "scatter":
+            return "it writes at computed addresses"
+        if first_consumer(first) < last.order:
+            return "something between them needs the first"
+        if self.crosses(first, last):
+            return "it would move work across a collective's start or wait"
+        if self.part(first.members[0].nest) != self.part(last.members[0].nest):
+            return "it would need more memory at once"
+        if last.kind != "flat" and not self.policy.across_loops:
+            return "reductions are kept apart, to be compared"
+        if first.instrs + last.instrs > MOST_INSTRS:
+            return "the kernel has too many instructions"
+        if len(first.operands | last.operands) > MOST_OPERANDS:
+            return "the kernel has too many buffers"
+        if rows_shared(last) < self.policy.threads:
+            return "it would run on fewer threads"
+        if not self.shares_much(last, first.operands):
+            return "they share a small part of what they read"
         return None
 
-    def lay(self, group: Group, other: Group, load: Instr, place: Place) -> _Move | None:
-        """The loops of `other` on those of `group`, lined up through one load of its result."""
-        made = other.made[load.data]
-        assert load.strides is not None
-        if made.offset != load.offset:
-            return None
-        target = group.space.strides(place, load.strides)
-        source = other.map(made)
-        leaves = list(source)
-        sizes = tuple(other.space.sizes[leaf] for leaf in leaves)
-        if set(leaves) != set(other.leaves()):
-            return None
-        found = match(group.space, target, sizes, tuple(source[leaf] for leaf in leaves))
-        if found is None:
-            return None
-        where = {leaf: found[k] for k, leaf in enumerate(leaves)}
-        level = level_at(group, tuple(tuple(loops) for loops in where.values()))
-        rows: frozenset[int] = frozenset()
-        if level is None:
-            rows = rows_of(group, [leaf for loops in where.values() for leaf in loops])
-            if not rows:
-                return None
-            level = "row"
-        keep = any(b in other.read or b in other.made for b in group.made)
-        clash = any(a.level == "gather" for b in other.made for a in group.read.get(b, ()))
-        if keep or clash or self.misread(group, other, where):
-            return None
-        nests = []
-        for member in other.members:
-            new = tuple(
-                tuple(part for leaf in other.space.leaves(loops) for part in where[leaf])
-                for loops in member.place
-            )
-            nests.append((member.nest, new))
-        return _Move(other, nests, level, rows)
-
-    @staticmethod
-    def commit(group: Group, move: _Move) -> None:
-        if move.rows:
-            roles = {leaf: "outer" if leaf in move.rows else "inner" for leaf in group.leaves()}
-            group.give_roles("rows", roles)
-        for nest, place in move.nests:
-            admit(group, nest, place, move.level)
-        move.other.merged_into = group
-        group.waits.extend(slot for slot in move.other.waits if current(slot) is not group)
-        group.consumers.extend(slot for slot in move.other.consumers if current(slot) is not group)
-
-    @staticmethod
-    def misread(group: Group, other: Group, where: dict[int, list[int]]) -> bool:
-        """Whether the group reads a result of the other at addresses that would not match."""
-        for buffer, access in other.made.items():
-            for reader in group.read.get(buffer, ()):
-                moved = tuple(
-                    tuple(part for leaf in other.space.leaves(loops) for part in where[leaf])
-                    for loops in access.place
-                )
-                if reader.offset != access.offset or group.map(reader) != group.space.strides(
-                    moved, access.strides
-                ):
-                    return True
+    def crosses(self, first: Group, last: Group, waits_alone: bool = False) -> bool:
+        """Whether a collective's start or wait is between two kernels."""
+        for orders in (self.waits,) if waits_alone else (self.waits, self.starts):
+            at = bisect_right(orders, first.order)
+            if at < len(orders) and orders[at] < last.order:
+                return True
         return False
 
+    def may_repeat(self, group: Group, move: Move, nest: Nest) -> bool:
+        """Whether what a kernel makes may be made once per iteration that reads it: nobody else
+        reads it, and it costs less than writing it and reading it back."""
+        other, uses = move.other, self.uses
+        origin = other.members[-1].nest.origin
+        if not all(is_read_within(number, uses, group, other, nest) for number in other.made):
+            reason = "it would make again what others read as well"
+            self.refusals.append(Refusal(nest.origin, origin, reason))
+            return False
+        price = price_again(group, move, nest, self.policy.threads, self.lowered.buffers)
+        if price.lost_ns > price.saved_ns:
+            self.refusals.append(Refusal(nest.origin, origin, price.reason))
+            return False
+        self.joined.append(Joined(origin, nest.origin, price))
+        return True
 
-def current(slot: Slot) -> Slot:
-    while slot.merged_into is not None:
-        slot = slot.merged_into
-    return slot
 
-
-def first_consumer(group: Group) -> int:
-    """The first place in the sequence, other than its own, that must come after a kernel."""
-    if len(group.consumers) > MOST_CONSUMERS:
-        return -1  # not worth looking: one of them will hold it where it is
-    orders = (slot.order for slot in map(current, group.consumers) if slot is not group)
-    return min(orders, default=1 << 60)
+def count_uses(lowered: Lowered) -> list[int]:
+    """How many steps read each buffer; the caller is one for what it gets or gave."""
+    found = [0 if buffer.kind == "temp" else 1 for buffer in lowered.buffers]
+    for step in lowered.steps:
+        for number in set(step.reads):
+            found[number] += 1
+    for view in views_in(lowered.outputs):
+        found[view.buffer] += 1
+    return found
 
 
 def fuse(

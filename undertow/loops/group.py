@@ -204,7 +204,8 @@ def find_place(group: Group, nest: Nest, anchor: Access, strides: tuple[int, ...
     missing = [leaf for leaf in group.leaves() if leaf not in used]
     extra = [dim for dim, size in enumerate(nest.sizes) if size > 1 and dim not in found]
     if extra:
-        if group.kind == "flat" or set(missing) != set(group.role_leaves("inner")):
+        is_row = group.kind != "flat" and set(missing) == set(group.role_leaves("inner"))
+        if not is_row and (group.kind != "flat" or not missing):
             return "it broadcasts the result over more loops"
         rest = match_sizes(space, missing, [nest.sizes[dim] for dim in extra])
         if rest is None:
