@@ -56,6 +56,18 @@ def _rms_norm() -> Any:
     return rms, (leaf(2048, 1024), leaf(1024))
 
 
+@case("rmsnorm in blocks")
+def _blocks() -> Any:
+    """A norm, and what a quantiser does to blocks of 32: each divided by its largest."""
+
+    def norm(x: Any, w: Any) -> Any:
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+        blocks = y.unflatten(-1, (-1, 32))
+        return blocks / blocks.abs().amax(-1, keepdim=True)
+
+    return norm, (leaf(2048, 1024), leaf(1024))
+
+
 @case("softmax")
 def _softmax() -> Any:
     return lambda x: (x * 0.125).softmax(-1), (leaf(4096, 512),)

@@ -21,7 +21,7 @@ import torch
 
 from tests.loops.compiling import compile_function
 
-SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 33, 64)
+SIZES = (1, 2, 3, 4, 5, 8, 16, 17, 33, 64, 96)
 MOST_ELEMENTS = 60_000
 FLOATS = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float64)
 UNARY = (
@@ -168,6 +168,8 @@ class Maker:
             lambda: f"{x}.unsqueeze(-1).expand(*{x}.shape, 5)",
             lambda: f"torch.stack([{x}, {x} + 1], {dim})",
             lambda: f"{x}.roll(1, {dim})",
+            lambda: f"{x}.unflatten({dim}, (-1, {16 if size % 16 == 0 else size}))",
+            lambda: f"torch.softmax({x}.float(), -1).unflatten(-1, (-1, 16))",
         ]
         return f"{name} = " + pick.choice(choices)()
 

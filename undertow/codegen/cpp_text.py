@@ -9,10 +9,11 @@ from undertow.codegen.cpp_tiles import TILE
 from undertow.loops.dtypes import NBYTES, is_float
 from undertow.loops.ir import Buffer, Instr, product
 from undertow.loops.kernel import Kernel, KernelStore
-from undertow.loops.passes import Pass
+from undertow.loops.passes import Pass, reduced_over
 from undertow.loops.sizes import is_symbolic
 
 BLOCK = 4096  # elements summed in float32 before the sum goes to a wider one
+LANES = 64  # contiguous columns reduced together
 COLUMNS = 64  # whose partial sums are added together
 _IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
 _SIMD = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
@@ -53,6 +54,30 @@ class Text:
             text += f" + i{k} * {step}L"
             step *= inner[k]
         return text
+
+    # -- loops ------------------------------------------------------------------------------
+
+    def outer_indices(self, row: str) -> None:
+        sizes = self.kernel.outer
+        left = row
+        for k in range(len(sizes) - 1, 0, -1):
+            self.put(f"const i64 o{k} = {left} % {sizes[k]}L, u{k} = {left} / {sizes[k]}L;")
+            left = f"u{k}"
+        if sizes:
+            self.put(f"const i64 o0 = {left};")
+
+    def scratch_rows(self) -> None:
+        width = product(self.kernel.inner) * (LANES if self.kernel.kind == "lanes" else 1)
+        for this in self.passes:
+            for value in this.keeps:
+                kind = C_TYPES[self.kernel.code[value].dtype]
+                if is_symbolic(width):  # compilers do not align arrays whose size they do not know
+                    self.put(f"{kind} h{value}[{width} + 64];")
+                    self.put(
+                        f"{kind} *const s{value} = ({kind} *)(((u64)h{value} + 63) / 64 * 64);"
+                    )
+                    continue
+                self.put(f"{kind} s{value}[{width}] __attribute__((aligned(64)));")
 
     # -- values -----------------------------------------------------------------------------
 
@@ -161,7 +186,11 @@ class Text:
     def wide(self, number: int) -> str:
         """The type of a sum that has run over many elements."""
         instr = self.kernel.code[number]
-        large = is_long(product(self.kernel.inner)) or number in self.kernel.late
+        inner, over = self.kernel.inner, reduced_over(instr)
+        if over:
+            blocks = self.kernel.blocks
+            inner = inner[:blocks] if over == "blocks" else inner[blocks:]
+        large = is_long(product(inner)) or number in self.kernel.late
         if instr.dtype == "f32" and self.kind_of(number) == "sum" and large:
             return "f64"
         return "i32" if instr.dtype == "bool" else C_TYPES[instr.dtype]

@@ -12,16 +12,16 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from undertow.loops.fits import anchors, conflict, reduction_problem
 from undertow.loops.group import (
     MOST_INSTRS,
     MOST_OPERANDS,
-    Access,
     Group,
     admit,
+    deepen,
+    deeper_rows,
     find_place,
     level_at,
-    same_address,
-    settle_reduction,
     start_group,
 )
 from undertow.loops.ir import Extern, Lowered, Nest, Step
@@ -156,11 +156,14 @@ class _Fuser:
 
     def place(self, nest: Nest) -> None:
         waits = self.before(nest)
-        group, ranked = None, []
+        earliest = waits[0].order if waits else -1
+        group, ranked = None, list[Group]()
         if not nest.is_scatter:
             ranked = self.ranked(nest, waits)
             group = self.join_before(nest, waits)
-            group = group or next((found for found in ranked if self.join(found, nest)), None)
+            while group is None and ranked:
+                tried = ranked.pop(0)
+                group = tried if self.join(tried, nest) else None
         if group is None:
             group = start_group(len(self.slots), nest)
             self.slots.append(group)
@@ -168,9 +171,9 @@ class _Fuser:
         for other in waits:
             if other is not group and isinstance(other, Group) and other.merged_into is None:
                 self.absorb(group, other, nest)
-        for other in ranked:
-            if other is not group and other.merged_into is None:
-                self.merge_siblings(group, other, nest)
+        for sibling in ranked:  # those that the nest was not tried with
+            if sibling is not group and sibling.merged_into is None and sibling.order != earliest:
+                self.merge_siblings(group, sibling, nest)
                 group = current(group)  # type: ignore[assignment]
 
     def ranked(self, nest: Nest, waits: list[Slot]) -> list[Group]:
@@ -222,7 +225,10 @@ class _Fuser:
         assert self.price is not None
         self.joined.append(Joined(nest.origin, group.members[-1].nest.origin, self.price))
 
-    def try_join(self, group: Group, nest: Nest) -> tuple[Place, str] | str:
+    def try_join(
+        self, group: Group, nest: Nest, may_deepen: bool = True
+    ) -> tuple[Place, str] | str:
+        """Where a nest would run in a kernel, which is changed to hold it; or why it cannot."""
         if group.kind == "scatter":
             return "it writes at computed addresses"
         if not self.policy.across_loops and (nest.is_reduction or group.kind != "flat"):
@@ -235,11 +241,11 @@ class _Fuser:
             return "the kernel has too many instructions"
         if len(group.operands) + len(nest.reads) > MOST_OPERANDS:
             return "the kernel has too many buffers"
-        anchors = self.anchors(group, nest)
-        if isinstance(anchors, str):
-            return anchors
+        lines = anchors(group, nest)
+        if isinstance(lines, str):
+            return lines
         reason = "they share nothing"
-        for access, strides in anchors:
+        for access, strides in lines:
             place = find_place(group, nest, access, strides)
             if isinstance(place, str):
                 reason = place
@@ -251,10 +257,16 @@ class _Fuser:
             if level is None:
                 reason = "it runs over a part of the loops"
                 continue
-            price = price_join(group, nest, place, self.policy.threads, self.lowered.buffers)
+            rows = deeper_rows(group, nest, place, level) if may_deepen else None
+            price = price_join(group, nest, place, self.policy.threads, self.lowered.buffers, rows)
             if price.lost_ns > price.saved_ns:
                 return price.reason
-            problem = self.conflict(group, nest, place, level)
+            problem = conflict(group, nest, place, level)
+            if problem is None and rows:
+                deepen(group, rows)
+                level = level_at(group, place) or level
+            if problem is None and nest.is_reduction:
+                problem = reduction_problem(group, nest, place, level)
             if problem is None:
                 self.price = price
                 return place, level
@@ -272,64 +284,6 @@ class _Fuser:
         nbytes = {n: hint_of(self.lowered.buffers[n].nbytes) for n in reads}
         shared = sum(nbytes[n] for n in reads if n in group.read or n in group.made)
         return 4 * shared >= sum(nbytes.values())
-
-    def anchors(self, group: Group, nest: Nest) -> list[tuple[Access, tuple[int, ...]]] | str:
-        """Buffers through which a nest may be lined up with a group, best first."""
-        made: list[tuple[int, Access, tuple[int, ...]]] = []
-        shared: list[tuple[int, Access, tuple[int, ...]]] = []
-        for instr in nest.body:
-            if instr.op == "gather" and instr.data[0] in group.made:
-                return "it picks from the result by index"
-            if instr.op == "mload" and instr.data in group.made:
-                return "it reads a part of the result"
-            if instr.op != "load":
-                continue
-            assert instr.strides is not None
-            width = sum(1 for s, n in zip(instr.strides, nest.sizes, strict=True) if s and n > 1)
-            access = group.made.get(instr.data)
-            if access is not None:
-                if access.level == "late":
-                    return "it needs a result that is complete only after the loops"
-                made.append((width, access, instr.strides))
-            for access in group.read.get(instr.data, ())[:3]:
-                if access.level != "gather" and access.offset == instr.offset:
-                    shared.append((width, access, instr.strides))
-        ranked = sorted(made, key=lambda item: -item[0]) + sorted(shared, key=lambda item: -item[0])
-        return [(access, strides) for _, access, strides in ranked[:6]]
-
-    def conflict(self, group: Group, nest: Nest, place: Place, level: str) -> str | None:
-        """Why this place would be wrong, if it would."""
-        for instr in nest.body:
-            if instr.op != "load":
-                continue
-            access = group.made.get(instr.data)
-            if access is None:
-                continue
-            assert instr.strides is not None
-            if access.offset != instr.offset or not same_address(
-                group, access, place, instr.strides
-            ):
-                return "it reads the result at other addresses"
-            if access.level == "element" and level == "row":
-                return "it reads elements in the loop over rows"
-        for store in nest.stores:
-            for access in (*group.read.get(store.buffer, ()), *self.made_in(group, store.buffer)):
-                if access.level in ("gather", "late") or access.offset != store.offset:
-                    return "it overwrites what the kernel reads elsewhere"
-                if not same_address(group, access, place, store.strides):
-                    return "it overwrites what the kernel reads elsewhere"
-                if access.level != level or nest.is_reduction:
-                    return "it overwrites what the kernel reads in another loop"
-        if nest.is_reduction:
-            if level != "element":
-                return "it reduces a value of the row"
-            if settle_reduction(group, nest, place) is None:
-                return "it reduces other loops"
-        return None
-
-    @staticmethod
-    def made_in(group: Group, buffer: int) -> list[Access]:
-        return [group.made[buffer]] if buffer in group.made else []
 
     # -- merging ----------------------------------------------------------------------------
 
@@ -361,7 +315,7 @@ class _Fuser:
         operands = slot.operands.union(*(other.operands for other in later), nest.reads)
         if not free or total > MOST_INSTRS or len(operands) > MOST_OPERANDS:
             return None
-        found = self.try_join(slot, nest)
+        found = self.try_join(slot, nest, may_deepen=False)
         if isinstance(found, str):
             if found is UNDER:
                 self.refusals.append(Refusal(nest.origin, slot.members[-1].nest.origin, found))
@@ -373,7 +327,7 @@ class _Fuser:
                 return None
             move = find_move(slot, other, nest, place)
             if move is None or any(
-                self.conflict(slot, item, new, move.level) for item, new in move.nests
+                conflict(slot, item, new, move.level) for item, new in move.nests
             ):
                 return None
             if move.again and not self.may_repeat(slot, move, nest):
@@ -419,7 +373,7 @@ class _Fuser:
         if move is None:
             reason = reason or "their loops do not line up"
         else:
-            found = (self.conflict(last, *at, move.level) for at in move.nests)
+            found = (conflict(last, *at, move.level) for at in move.nests)
             reason = next(filter(None, found), None)
         if reason is not None or move is None:
             names = first.members[-1].nest.origin, last.members[-1].nest.origin

@@ -6,6 +6,8 @@ A group's loops have roles once it has a reduction:
   reductions over the inner loops give values of the row, which later phases use.
 - lanes: as rows, with one contiguous loop kept inside the reduced ones (sums down columns).
 - scatter: one nest that writes at computed addresses, and what feeds it.
+- blocks: in rows, reductions over parts of the row of one size (`Group.within` are the loops in
+  them) give values of the block, which are to blocks what values of the row are to it.
 - a reduction over the outer loops (or over all) is *late*: every part of the outer loops keeps
   partial results, and they are combined after the loop. Nothing in the group can use them.
 """
@@ -16,11 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from undertow.loops.ir import Nest, product
+from undertow.loops.sizes import hint_of
 from undertow.loops.space import Place, Space, match, match_sizes
 
 SMALL = 16384  # elements; a reduction of fewer to one number is one serial row
 WIDEST_PARTIAL = 65536  # elements of one partial result of a late reduction
 SHORTEST_ROW = 64  # elements of a row for which something is made once per row
+SHORTEST_BLOCK = 16  # elements of a block of a row: a vector of float32
+LONGEST_DEEP = 1 << 15  # elements of a row that is made of what were rows
 MOST_INSTRS = 600
 MOST_OPERANDS = 64  # buffers that a kernel reads and does not make
 
@@ -32,15 +37,16 @@ class Access:
     place: Place
     strides: tuple[int, ...]
     offset: int
-    level: str = "element"  # "element", "row", "late"
+    level: str = "element"  # "element", "block", "row", "late"
 
 
 @dataclass(slots=True)
 class Member:
     nest: Nest
     place: Place
-    level: str  # where it runs: "element" or "row"
+    level: str  # where it runs: "element", "block" or "row"
     late: bool = False  # its result is there only after the loops
+    over: str = ""  # a reduction of each "block" of the row, or of values of "blocks" to one
 
 
 @dataclass(slots=True)
@@ -59,12 +65,20 @@ class Group:
     instrs: int = 0
     operands: set[int] = field(default_factory=set)  # buffers that it reads and does not make
     tops: list[int] = field(default_factory=list)  # the loops it started with
+    within: tuple[int, ...] = ()  # inner loops that run inside of a block of the row
 
     def leaves(self) -> list[int]:
         return self.space.leaves(self.tops)
 
     def role_leaves(self, *roles: str) -> list[int]:
         return [leaf for leaf in self.leaves() if self.space.roles[leaf] in roles]
+
+    def within_leaves(self) -> set[int]:
+        return set(self.space.leaves(self.within))
+
+    def block_leaves(self) -> set[int]:
+        """Inner loops over blocks of the row."""
+        return set(self.role_leaves("inner")) - self.within_leaves() if self.within else set()
 
     def numel(self) -> int:
         return product([self.space.sizes[leaf] for leaf in self.leaves()])
@@ -95,10 +109,11 @@ def start_group(order: int, nest: Nest) -> Group:
 
 def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
     """Put a nest into a group at a place that has been found legal."""
-    late = False
-    if nest.is_reduction and level == "element":
-        late = settle_reduction(group, nest, place) == "late"
-    group.members.append(Member(nest, place, level, late))
+    result, over = level, ""
+    if nest.is_reduction:
+        result = settle_reduction(group, nest, place, level) or "row"
+        over = "blocks" if level == "block" else "block" if result == "block" else ""
+    group.members.append(Member(nest, place, level, result == "late", over))
     group.instrs += len(nest.body)
     group.operands.update(n for n in nest.reads if n not in group.made)
     for instr in nest.body:
@@ -111,7 +126,6 @@ def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
             group.read.setdefault(instr.data[0], []).append(Access(place, (), -1, "gather"))
         elif instr.op == "mload":
             group.read.setdefault(instr.data, []).append(Access(place, (), -1, "gather"))
-    result = "late" if late else ("row" if nest.is_reduction else level)
     for store in nest.stores:
         where = "late" if store.mode else result
         group.made[store.buffer] = Access(place, store.strides, store.offset, where)
@@ -120,16 +134,13 @@ def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
             group.read.setdefault(store.buffer, []).append(Access(place, (), -1, "gather"))
 
 
-def settle_reduction(group: Group, nest: Nest, place: Place) -> str | None:
+def settle_reduction(group: Group, nest: Nest, place: Place, level: str = "element") -> str | None:
     """Where the result of a reduction over these loops appears, giving the loops roles if they have
-    none: "row", "late", or None if this group cannot hold it."""
+    none: "row", "block", "late", or None if this group cannot hold it."""
     space = group.space
-    gone = {
-        leaf
-        for loops, reduced in zip(place, nest.reduced, strict=True)
-        if reduced
-        for leaf in space.leaves(loops)
-    }
+    gone = _reduced(group, nest, place)
+    if level == "block":
+        return "row" if gone == group.block_leaves() else None
     leaves = group.leaves()
     kept = [leaf for leaf in leaves if leaf not in gone]
     kinds = {instr.data for instr in nest.body if instr.op == "reduce"}
@@ -142,6 +153,9 @@ def settle_reduction(group: Group, nest: Nest, place: Place) -> str | None:
         if lateable and (gone == set(leaves) or gone == set(leaves) - inner):
             width = product([space.sizes[leaf] for leaf in kept])
             return "late" if width <= WIDEST_PARTIAL else None
+        if group.kind == "rows" and block_problem(group, nest, place) is None:
+            group.within = group.within or tuple(sorted(gone))
+            return "block"
         return None
     if not kept:
         if group.numel() > SMALL and combines:
@@ -152,6 +166,74 @@ def settle_reduction(group: Group, nest: Nest, place: Place) -> str | None:
         group.give_roles("rows", dict.fromkeys(leaves, "outer"))
         return "row"
     return _choose_roles(group, nest, place, gone, kept, combines)
+
+
+def block_problem(group: Group, nest: Nest, place: Place) -> str | None:
+    """Why a reduction is none of blocks of this group's rows; None if it is one."""
+    gone, inner = _reduced(group, nest, place), set(group.role_leaves("inner"))
+    if group.kind != "rows" or not gone < inner or not gone:
+        return "it reduces other loops"
+    if group.within:
+        is_same = gone == group.within_leaves()
+        return None if is_same else "it reduces other blocks of the row than the kernel has"
+    strides = _main_strides(group, nest, place)
+    nearest = min(strides, key=lambda leaf: (abs(strides[leaf]), leaf), default=None)
+    if nearest not in gone:
+        return "it reduces blocks whose elements are not side by side"
+    if hint_of(product([group.space.sizes[leaf] for leaf in gone])) < SHORTEST_BLOCK:
+        return f"it reduces blocks of fewer than {SHORTEST_BLOCK} elements"
+    return None
+
+
+def deeper_rows(group: Group, nest: Nest, place: Place, level: str) -> frozenset[int] | None:
+    """The outer loops that would be left if rows became blocks of longer ones: for a reduction of
+    the longer rows, of values of blocks, or over the loops that are left. None if it is no such."""
+    if not nest.is_reduction or group.kind != "rows" or group.within:
+        return None
+    outer, inner = set(group.role_leaves("outer")), set(group.role_leaves("inner"))
+    gone = _reduced(group, nest, place)
+    left = outer - gone
+    if level == "element" and gone and gone < outer:
+        left = gone if _is_inside(group, nest, place, outer - gone, gone) else outer
+    elif not (level == "element" and gone > inner) and level != "row":
+        return None
+    sizes = group.space.sizes
+    width = hint_of(product([sizes[leaf] for leaf in inner]))
+    length = width * hint_of(product([sizes[leaf] for leaf in outer - left]))
+    is_fit = bool(left) and left < outer and width >= SHORTEST_BLOCK and length <= LONGEST_DEEP
+    if not is_fit or any(member.late for member in group.members):
+        return None
+    return frozenset(left)
+
+
+def _is_inside(group: Group, nest: Nest, place: Place, ours: set[int], theirs: set[int]) -> bool:
+    """Whether some loops run within others in memory."""
+    strides = _main_strides(group, nest, place)
+    most = max(abs(strides.get(leaf, 0)) for leaf in ours)
+    return most < min(abs(strides.get(leaf, 0)) for leaf in theirs)
+
+
+def deepen(group: Group, rows: frozenset[int]) -> None:
+    """Make what were rows the blocks of longer rows."""
+    group.within = tuple(group.role_leaves("inner"))
+    for leaf in group.role_leaves("outer"):
+        if leaf not in rows:
+            group.space.roles[leaf] = "inner"
+    reads = (access for found in group.read.values() for access in found)
+    for access in (*group.made.values(), *reads):
+        access.level = "block" if access.level == "row" else access.level
+    for member in group.members:
+        member.level = "block" if member.level == "row" else member.level
+        member.over = "block" if member.nest.is_reduction else ""
+
+
+def _reduced(group: Group, nest: Nest, place: Place) -> set[int]:
+    return {
+        leaf
+        for loops, gone in zip(place, nest.reduced, strict=True)
+        if gone
+        for leaf in group.space.leaves(loops)
+    }
 
 
 def _choose_roles(
@@ -204,7 +286,8 @@ def find_place(group: Group, nest: Nest, anchor: Access, strides: tuple[int, ...
     missing = [leaf for leaf in group.leaves() if leaf not in used]
     extra = [dim for dim, size in enumerate(nest.sizes) if size > 1 and dim not in found]
     if extra:
-        is_row = group.kind != "flat" and set(missing) == set(group.role_leaves("inner"))
+        rests = (set(group.role_leaves("inner")), group.within_leaves())
+        is_row = group.kind != "flat" and set(missing) in rests
         if not is_row and (group.kind != "flat" or not missing):
             return "it broadcasts the result over more loops"
         rest = match_sizes(space, missing, [nest.sizes[dim] for dim in extra])
@@ -216,13 +299,16 @@ def find_place(group: Group, nest: Nest, anchor: Access, strides: tuple[int, ...
 
 
 def level_at(group: Group, place: Place) -> str | None:
-    """Whether a place covers all loops of a group, or all but the inner ones, or neither."""
+    """Whether a place covers all loops of a group, or all but the inner ones or those within
+    blocks, or neither."""
     used = {leaf for loops in place for leaf in group.space.leaves(loops)}
     leaves = set(group.leaves())
     if used == leaves:
         return "element"
     if group.kind != "flat" and used == leaves - set(group.role_leaves("inner")):
         return "row"
+    if group.within and used == leaves - group.within_leaves():
+        return "block"
     return None
 
 

@@ -17,7 +17,7 @@ from undertow.loops.space import Place
 
 
 class KernelStore(NamedTuple):
-    """A write; at "row" level once per row, at "late" after the loops."""
+    """A write; at "row" or "block" level once per row or block, at "late" after the loops."""
 
     buffer: int
     strides: tuple[int, ...]
@@ -35,24 +35,19 @@ class Kernel:
     inner: tuple[int, ...]
     lane: int  # 1 unless the kind is "lanes"
     code: list[Instr]
-    levels: list[str]  # "row", "element" or "late", per instruction
-    phases: list[int]
+    levels: list[str]  # "row", "block", "element" or "late", per instruction
+    phases: list[int]  # the pass in which each instruction can first run
     stores: list[KernelStore]
     origins: tuple[str, ...]
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     late: list[int] = field(default_factory=list)  # late reductions, as instructions
+    blocks: int = 0  # how many of the inner loops, the first ones, run over blocks of the row
+    sweeps: list[int] = field(default_factory=list)  # the run over the row that a pass is part of
 
     @property
     def loops(self) -> tuple[int, ...]:
         return (*self.outer, *self.inner, *((self.lane,) if self.kind == "lanes" else ()))
-
-    @property
-    def passes(self) -> int:
-        return 1 + max(
-            (p for p, level in zip(self.phases, self.levels, strict=True) if level != "late"),
-            default=0,
-        )
 
 
 def build_kernel(group: Group, needed: set[int], buffers: list[Buffer]) -> Kernel:
@@ -122,6 +117,8 @@ class _Merger:
             return self.emit(moved, ("const", instr.dtype, repr(instr.data)))
         if instr.op == "reduce":
             gone = _reduced_leaves(self.group, member)
+            if member.over:
+                moved = moved._replace(data=(instr.data, member.over))
             if not member.late:
                 return self.emit(moved, (moved, gone))
             whole = len(gone) == len(self.group.leaves())
@@ -151,7 +148,7 @@ class _Merger:
                 instr = instr._replace(strides=strides)
             code.append(instr)
         outer = tuple(size for size, role in loops if role == "outer")
-        inner = tuple(size for size, role in loops if role == "inner")
+        inner = tuple(size for size, role in loops if role in ("block", "inner"))
         lane = next((size for size, role in loops if role == "lane"), 1)
         kernel = Kernel(
             group.kind if group.kind in ("lanes", "scatter") else "rows",
@@ -165,12 +162,13 @@ class _Merger:
             tuple(dict.fromkeys(member.nest.origin for member in group.members)),
         )
         kernel.late = sorted(self.late)
+        kernel.blocks = sum(1 for _, role in loops if role == "block")
         _give_levels(kernel)
         for store, found, level in stores:
             where = "late" if level == "late" else kernel.levels[store.value]
             strides = maps_of[_key(found)]
-            if where == "row" and any(strides[len(outer) : len(outer) + len(inner)]):
-                where = "element"  # a value of the row written all along it
+            if where in ("row", "block"):  # it may be written all along the row or its blocks
+                where = _deeper(where, _walked(kernel, strides))
             if store.mode:
                 where = "element"
             kernel.stores.append(
@@ -225,9 +223,11 @@ class _Merger:
         if group.kind in ("flat", "scatter"):
             ordered = sorted(leaves, key=key)
             return [(leaf, "inner") for leaf in ordered]
-        found = []
+        found, blocks = [], group.block_leaves()
         for role in ("outer", "inner", "lane"):
-            found += [(leaf, role) for leaf in sorted(group.role_leaves(role), key=key)]
+            leaves = sorted(group.role_leaves(role), key=key)
+            found += [(leaf, "block") for leaf in leaves if leaf in blocks]
+            found += [(leaf, role) for leaf in leaves if leaf not in blocks]
         return found
 
     def collapse(
@@ -279,22 +279,44 @@ def _reduced_leaves(group: Group, member: Member) -> tuple[int, ...]:
 
 
 def _give_levels(kernel: Kernel) -> None:
-    """Where and in which pass each instruction can first run."""
-    first, last = len(kernel.outer), len(kernel.outer) + len(kernel.inner)
+    """Where and in which pass each instruction can first run. Passes over blocks are parts of a
+    sweep over the row: a value of a block is there for the next part, one of the row for the next
+    sweep."""
     late = set(kernel.late)
+    times: list[tuple[int, int]] = []
     for number, instr in enumerate(kernel.code):
         levels = [kernel.levels[arg] for arg in instr.args]
-        phase = max((kernel.phases[arg] for arg in instr.args), default=0)
+        sweep, part = max((times[arg] for arg in instr.args), default=(0, 0))
         if number in late or "late" in levels:
             level = "late"
         elif instr.op == "reduce":
-            level, phase = "row", phase + 1
-        elif "element" in levels or (instr.strides is not None and any(instr.strides[first:last])):
-            level = "element"
+            is_block = isinstance(instr.data, tuple) and instr.data[1] == "block"
+            level = "block" if is_block else "row"
+            sweep, part = (sweep, part + 1) if is_block else (sweep + 1, 0)
         else:
-            level = "row"
+            level = "row" if instr.strides is None else _walked(kernel, instr.strides)
+            for found in levels:
+                level = _deeper(level, found)
         kernel.levels.append(level)
-        kernel.phases.append(phase)
+        times.append((sweep, part))
+    order = sorted({(0, 0), *times})
+    places = {time: k for k, time in enumerate(order)}
+    kernel.phases = [places[time] for time in times]
+    kernel.sweeps = [sweep for sweep, _ in order]
+
+
+def _walked(kernel: Kernel, strides: tuple[int, ...]) -> str:
+    """The innermost loops along which an address changes."""
+    first = len(kernel.outer)
+    within, last = first + kernel.blocks, first + len(kernel.inner)
+    if any(strides[within:last]):
+        return "element"
+    return "block" if any(strides[first:within]) else "row"
+
+
+def _deeper(one: str, other: str) -> str:
+    depths = ("row", "block", "element")
+    return max(one, other, key=depths.index)
 
 
 def _count_buffers(kernel: Kernel) -> None:

@@ -101,7 +101,7 @@ def is_read_within(
 ) -> bool:
     """Whether all that read a result are in these two kernels, or the nest that is about to be."""
     nests = [member.nest for member in (*group.members, *other.members)]
-    if nest not in nests:
+    if not any(found is nest for found in nests):
         nests.append(nest)
     return sum(1 for found in nests if number in found.reads) == uses[number]
 

@@ -32,6 +32,7 @@ def weight(instr: Instr) -> int:
 class Pass:
     body: list[int] = field(default_factory=list)  # element instructions, in order
     reduces: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)  # reductions of each block of the row
     late: list[int] = field(default_factory=list)
     stores: list[KernelStore] = field(default_factory=list)
     reloads: set[int] = field(default_factory=set)  # values taken from scratch
@@ -46,7 +47,13 @@ def plan_passes(kernel: Kernel, lane_block: int = 1) -> list[Pass]:
         if instr.op != "reduce":
             continue
         at = max(kernel.phases[arg] for arg in instr.args)
-        (found[at].late if number in kernel.late else found[at].reduces).append(number)
+        over = reduced_over(instr)
+        if over == "blocks":
+            continue  # of values of blocks, which no pass makes
+        if number in kernel.late:
+            found[at].late.append(number)
+        else:
+            (found[at].blocks if over else found[at].reduces).append(number)
         roots[at].extend(instr.args)
     for store in kernel.stores:
         if store.level == "element":
@@ -81,6 +88,13 @@ def plan_passes(kernel: Kernel, lane_block: int = 1) -> list[Pass]:
     for value, first in sorted(kept.items()):
         found[first].keeps.append(value)
     return found
+
+
+def reduced_over(instr: Instr) -> str:
+    """What a reduction is over, if not over the whole row or the outer loops: each "block" of the
+    row, or the values of its "blocks"."""
+    over = instr.data[1] if isinstance(instr.data, tuple) else ""
+    return str(over) if over in ("block", "blocks") else ""
 
 
 def _count(kernel: Kernel) -> int:

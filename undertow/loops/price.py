@@ -51,14 +51,23 @@ class Price:
 
 
 def price_join(
-    group: Group, nest: Nest, place: Place, threads: int, buffers: list[Buffer]
+    group: Group,
+    nest: Nest,
+    place: Place,
+    threads: int,
+    buffers: list[Buffer],
+    rows: frozenset[int] | None = None,
 ) -> Price:
-    """The price of running a nest in a kernel rather than alone after it."""
+    """The price of running a nest in a kernel rather than alone after it; `rows` are the outer
+    loops that the kernel is left with, if it is to have fewer."""
     shared = [n for n in nest.reads if n in group.made or n in group.read]
     nbytes = hint_of(sum(buffers[n].nbytes for n in shared))
-    together = min(threads, hint_of(_iterations(group, nest, place)))
+    if rows is None:
+        together = min(threads, hint_of(_iterations(group, nest, place)))
+    else:
+        together = min(threads, hint_of(product([group.space.sizes[leaf] for leaf in rows])))
     work = _work(nest)
-    if group.kind == "flat" and nest.is_reduction:  # what is there already loses threads too
+    if rows or (group.kind == "flat" and nest.is_reduction):  # what is there loses threads too
         work += sum(_work(member.nest) for member in group.members)
     lost = hint_of(work) * NS_PER_ADDITION * (1 / together - 1 / threads)
     return Price(nbytes, int(nbytes * NS_PER_BYTE + NS_PER_LAUNCH), int(lost), together, threads)

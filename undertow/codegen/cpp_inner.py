@@ -1,0 +1,185 @@
+"""The innermost loop of a pass: vectors, what is left of a row, and sines of large angles."""
+
+from __future__ import annotations
+
+from undertow.codegen.cpp_ops import C_TYPES
+from undertow.codegen.cpp_text import Text
+from undertow.loops.passes import Pass
+from undertow.loops.sizes import hint_of, is_symbolic
+
+ANGLES = 1024  # sines and cosines between two looks at how large their arguments are
+VECTOR = 16  # float32 in the widest register
+LONGEST_WITH_TAIL = 2048  # elements of a row; in longer ones what is left does not count
+_LIBRARY_CALLS = """
+tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma atan2 hypot fmod remainder floordiv
+gather bound
+"""
+_LIBRARY = frozenset(_LIBRARY_CALLS.split())
+"""Calls that are not vectors in any case, or would be made for what is not there."""
+
+
+def innermost(text: Text, this: Pass, low: str, high: str, sums: list[int], count: int) -> None:
+    """The innermost loop of a pass, of `count` iterations in all. Where it has sines or cosines, a
+    part at a time, and in another way if a part has an angle that the fast ones cannot do."""
+    angles = _angles(text, this)
+    if not angles or not text.kernel.inner:
+        text.far = bool(angles)
+        _loop(text, this, low, high, sums, count)
+        text.far = False
+        return
+    last = len(text.kernel.inner) - 1
+    text.open(f"for (i64 g = {low}; g < {high}; g += {ANGLES}) {{")
+    text.put(f"const i64 h = g + {ANGLES} < {high} ? g + {ANGLES} : {high};")
+    text.put("i32 far = 0;")
+    text.put("#pragma omp simd reduction(|:far)")
+    text.open(f"for (i64 i{last} = g; i{last} < h; ++i{last}) {{")
+    _values(text, this, _sources(text, this, angles), text.linear())
+    for angle in angles:
+        text.put(f"far |= is_far({text.name(angle)});")
+    text.close()
+    text.open("if (far) {")
+    text.far = True
+    _loop(text, this, "g", "h", sums, count)
+    text.far = False
+    text.close()
+    text.open("else {")
+    _loop(text, this, "g", "h", sums, count)
+    text.close()
+    text.close()
+
+
+def _angles(text: Text, this: Pass) -> list[int]:
+    """Arguments of the float32 sines and cosines that a pass computes."""
+    code = text.kernel.code
+    found = [
+        code[number].args[0]
+        for number in this.body
+        if code[number].op in ("sin", "cos")
+        and code[number].dtype == "f32"
+        and number not in this.reloads
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _sources(text: Text, this: Pass, wanted: list[int]) -> list[int]:
+    """What a pass must compute to have these values, in order."""
+    mine, found = set(this.body), set[int]()
+    stack = list(wanted)
+    while stack:
+        number = stack.pop()
+        if number in mine and number not in found:
+            found.add(number)
+            if number not in this.reloads:
+                stack.extend(text.kernel.code[number].args)
+    return sorted(found)
+
+
+def _loop(text: Text, this: Pass, low: str, high: str, sums: list[int], count: int) -> None:
+    kernel = text.kernel
+    last = len(kernel.inner) - 1
+    clauses = text.simd_clauses(sums)
+    if not kernel.inner:
+        text.open("{")
+        _iteration(text, this, sums)
+        text.close()
+        return
+    if _has_open_tail(text, clauses, low, high, count):
+        assert clauses is not None
+        _open_tail(text, this, sums, clauses, high)
+        return
+    whole, rest = _tail(text, clauses, low, high, count)
+    if whole:
+        if clauses is not None:
+            text.put(f"#pragma omp simd{clauses}")
+        end = f"{whole}L" if rest else high
+        text.open(f"for (i64 i{last} = {low}; i{last} < {end}; ++i{last}) {{")
+        _iteration(text, this, sums)
+        text.close()
+    if rest:
+        text.put(f"#pragma omp simd{clauses}")
+        text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
+        text.open(f"if (lane < {rest}) {{")
+        text.put(f"const i64 i{last} = {whole}L + lane;")
+        _iteration(text, this, sums)
+        text.close()
+        text.close()
+
+
+def _tail(text: Text, clauses: str | None, low: str, high: str, count: int) -> tuple[int, int]:
+    """How many iterations fill vectors, and how many are left for a masked one. What is left of
+    a row is a loop of a fixed length under a condition, which compilers turn into masks."""
+    fixed = (low, high) == ("0", f"{count}L") and clauses is not None
+    fixed = fixed and not is_symbolic(count)
+    if not fixed or count > LONGEST_WITH_TAIL or count % VECTOR < 2 or not _is_maskable(text):
+        return count, 0
+    return count - count % VECTOR, count % VECTOR
+
+
+def _has_open_tail(text: Text, clauses: str | None, low: str, high: str, count: int) -> bool:
+    """Whether what is left of a row of symbolic length should be masked."""
+    whole = (low, high) == ("0", f"{count}L") and clauses is not None
+    short = is_symbolic(count) and hint_of(count) <= LONGEST_WITH_TAIL
+    return whole and short and _is_maskable(text)
+
+
+def _open_tail(text: Text, this: Pass, sums: list[int], clauses: str, high: str) -> None:
+    """The innermost loop over a length that is not known yet: vectors, then a masked one."""
+    last = len(text.kernel.inner) - 1
+    text.open("{")
+    text.put(f"const i64 rest = {high} % {VECTOR}, full = rest > 1 ? {high} - rest : {high};")
+    text.put(f"#pragma omp simd{clauses}")
+    text.open(f"for (i64 i{last} = 0; i{last} < full; ++i{last}) {{")
+    _iteration(text, this, sums)
+    text.close()
+    text.open(f"if (full < {high}) {{")
+    text.put(f"#pragma omp simd{clauses}")
+    text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
+    text.open("if (lane < rest) {")
+    text.put(f"const i64 i{last} = full + lane;")
+    _iteration(text, this, sums)
+    for _ in range(4):
+        text.close()
+
+
+def _is_maskable(text: Text) -> bool:
+    """Whether a body is all float32, for which a vector is one register."""
+    kernel = text.kernel
+    types = {
+        instr.dtype
+        for instr, level in zip(kernel.code, kernel.levels, strict=True)
+        if level == "element" and instr.op != "index"
+    }
+    stored = {text.buffers[number].dtype for number in (*kernel.reads, *kernel.writes)}
+    plain = all(instr.op not in _LIBRARY for instr in kernel.code)
+    return types <= {"f32", "bool", "i32"} and stored <= {"f32", "i64"} and plain
+
+
+def _iteration(text: Text, this: Pass, sums: list[int]) -> None:
+    """What the innermost loop does for one element."""
+    kernel = text.kernel
+    element_body(text, this, text.linear())
+    for number in sums:
+        text.accumulate(number, "t")
+    for number in this.late:
+        if text.is_column(number):
+            arg = text.name(kernel.code[number].args[0])
+            target = f"a{number}[{text.linear()}]"
+            text.put(f"{target} = {text.combined(number, target, arg)};")
+
+
+def _values(text: Text, this: Pass, numbers: list[int], place: str) -> None:
+    for number in numbers:
+        instr = text.kernel.code[number]
+        if number in this.reloads:
+            kind = C_TYPES[instr.dtype]
+            text.put(f"const {kind} v{number} = s{number}[{place}];")
+        else:
+            text.put(text.definition(number, instr))
+
+
+def element_body(text: Text, this: Pass, place: str) -> None:
+    _values(text, this, this.body, place)
+    for number in this.keeps:
+        text.put(f"s{number}[{place}] = v{number};")
+    for store in this.stores:
+        text.put(text.store_text(store) + ";")
