@@ -295,3 +295,16 @@ def test_donated_inputs_of_backward_are_told() -> None:
     assert len(told) == 1
     assert told[0]
     assert not any(name.startswith(("primals", "tangents")) for name in told[0])
+
+
+def test_symbols_that_only_values_tell_are_recognised() -> None:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    assert torch_api.unbacked_symbols([torch.randn(3), None, 2.5]) == frozenset()
+    mode = torch_api.FakeTensorMode(
+        shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True), allow_non_fake_inputs=True
+    )
+    with mode:
+        found = torch.nonzero(torch.empty(5))
+    assert len(torch_api.unbacked_symbols(found)) == 1
+    assert torch_api.unbacked_symbols(found.shape[0]) == torch_api.unbacked_symbols((found, 1))

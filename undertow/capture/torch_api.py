@@ -67,6 +67,7 @@ __all__ = [
     "storage_key",
     "storage_users",
     "tensor_users",
+    "unbacked_symbols",
     "uses_python_reducer",
     "without_fakes",
 ]
@@ -264,6 +265,19 @@ def donated_places() -> frozenset[int]:
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     return frozenset(getattr(metadata, "bw_donated_idxs", None) or ())
+
+
+def unbacked_symbols(value: Any) -> frozenset[Any]:
+    """The symbols in a tensor's sizes, or in a number, that stand for what only values tell."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        return frozenset()
+    if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return frozenset(free_unbacked_symbols(value))
+    if isinstance(value, list | tuple):
+        return frozenset(symbol for part in value for symbol in unbacked_symbols(part))
+    return frozenset()
 
 
 def registered_decompositions() -> dict[Any, Callable[..., Any]]:

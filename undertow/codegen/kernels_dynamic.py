@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,12 +22,14 @@ from undertow.codegen.cpp_build import NoCompilerError, find_compiler
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.codegen.kernels_program import Orderer
 from undertow.codegen.kernels_settings import DEFAULT, Settings
+from undertow.codegen.kernels_staged import StagedGraph, looks_at_values
 from undertow.codegen.kernels_symbolic import SymbolicGraph
-from undertow.loops.sizes import DynamicShapesError
+from undertow.loops.sizes import DynamicShapesError, OddSizeError
 
 _log = logging.getLogger(__name__)
 ways: Counter[str] = Counter()
-"""How many graphs of this process are "static", "symbolic", "specialised" or "aten"."""
+"""How many graphs of this process are "static", "symbolic", "staged", "specialised" or "aten", and
+stages of staged ones that are an "aten stage"."""
 MOST_KEPT = 16  # sets of sizes for which a graph is kept compiled
 
 
@@ -115,14 +117,15 @@ class AnySizes:
         self, gm: fx.GraphModule, fusion: str = "priced", settings: Settings = DEFAULT
     ) -> None:
         self.symbolic = SymbolicGraph(gm, settings)
-        self.rest = SpecializedGraph(gm, fusion, settings)
+        is_told = not self.symbolic.symbols.unbacked
+        self.rest = SpecializedGraph(gm, fusion, settings) if is_told else AtenGraph(gm)
         self.cpp, self.python = self.symbolic.cpp, self.symbolic.python
         self.fallbacks, self.refusals = self.symbolic.fallbacks, self.symbolic.refusals
         self.report, self.kernels = self.symbolic.report, self.symbolic.kernels
 
     @property
     def compilations(self) -> int:
-        return self.symbolic.compilations + self.rest.compilations
+        return self.symbolic.compilations + getattr(self.rest, "compilations", 0)
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))
@@ -130,12 +133,17 @@ class AnySizes:
     def boxed(self, args: list[Any]) -> list[Any]:
         try:
             return self.symbolic.boxed(args)
+        except OddSizeError:
+            return AtenGraph(self.rest.gm).boxed(args)
         except DynamicShapesError as error:  # raised before the arguments are touched
-            _say_once(f"some sizes have kernels of their own: {error}")
+            if isinstance(self.rest, AtenGraph):
+                _say_once(f"some sizes that values tell run as ATen calls: {error}")
+            else:
+                _say_once(f"some sizes have kernels of their own: {error}")
             return self.rest.boxed(args)
 
 
-Runnable = CompiledGraph | AnySizes | SpecializedGraph | AtenGraph
+Runnable = CompiledGraph | AnySizes | SpecializedGraph | StagedGraph | AtenGraph
 
 
 def compile_any(
@@ -155,6 +163,9 @@ def compile_any(
         _say_once(f"graphs run as ATen calls, without kernels of our own: {error}")
         ways["aten"] += 1
         return AtenGraph(gm)
+    if looks_at_values(gm):
+        ways["staged"] += 1
+        return StagedGraph(gm, lambda stage: _compile_stage(stage, fusion, settings))
     if not has_symbols(gm):
         ways["static"] += 1
         return compile_graph(gm, example_inputs, order, fusion, keep_plan, settings)
@@ -168,6 +179,19 @@ def compile_any(
         found = SpecializedGraph(gm, fusion, settings)
         ways["specialised"] += 1
     return found
+
+
+def _compile_stage(gm: fx.GraphModule, fusion: str, settings: Settings) -> Runnable:
+    """A stage: for all sizes or for its own, and never for each set of sizes that values tell."""
+    settings = replace(settings, spare={})
+    if not has_symbols(gm):
+        return compile_graph(gm, fusion=fusion, settings=settings)
+    try:
+        return AnySizes(gm, fusion, settings)
+    except DynamicShapesError as error:
+        ways["aten stage"] += 1
+        _say_once(f"a part of a graph whose sizes values tell runs as ATen calls: {error}")
+        return AtenGraph(gm)
 
 
 def has_symbols(gm: fx.GraphModule) -> bool:

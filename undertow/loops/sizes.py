@@ -30,6 +30,10 @@ class DynamicShapesError(UndertowError):
     """The graph has sizes that are not numbers."""
 
 
+class OddSizeError(DynamicShapesError):
+    """A size that is rare, for which no kernels are made."""
+
+
 class InexactSizeError(DynamicShapesError):
     """Something asked of a symbolic size that only a number can answer."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from undertow.capture.torch_api import without_fakes
-from undertow.loops.sizes import Atom, DynamicShapesError, Scalar, Size, Table
+from undertow.loops.sizes import Atom, DynamicShapesError, OddSizeError, Scalar, Size, Table
 
 LEAST_HINT = 32  # small numbers make sizes that are 1 by accident, which others are not
 
@@ -63,12 +63,17 @@ class Symbols:
 
     table: Table = field(default_factory=Table)
     sources: dict[Any, tuple[int, int | None]] = field(default_factory=dict)  # argument, dimension
+    unbacked: set[int] = field(default_factory=set)  # places in `sources` of what values told
 
     def read(self, args: list[Any]) -> tuple[int, ...]:
-        """The value of each symbol in a call, in the order of `sources`."""
-        return tuple(
+        """The value of each symbol in a call, in the order of `sources`. Torch compiles anew for
+        sizes of 0 and 1, where these follow other rules, but not for those that values told."""
+        found = tuple(
             args[at] if dim is None else args[at].shape[dim] for at, dim in self.sources.values()
         )
+        if any(found[at] < 2 for at in self.unbacked):
+            raise OddSizeError("a size of 0 or 1 that only values told")
+        return found
 
     def named(self, values: tuple[int, ...]) -> dict[Any, int]:
         return dict(zip(self.sources, values, strict=True))
@@ -101,11 +106,11 @@ class Symbols:
     def _atom(self, expr: Any, env: Any) -> Atom:
         hints = {}
         for symbol in expr.free_symbols:
-            known = env.backed_var_to_val.get(symbol)
-            if known is None:
-                raise DynamicShapesError(f"the size {symbol} is known only from values")
+            known = env.backed_var_to_val.get(symbol, 0)
             if symbol not in self.sources:
                 raise DynamicShapesError(f"no argument tells the size {symbol}")
+            if symbol not in env.backed_var_to_val:
+                self.unbacked.add(list(self.sources).index(symbol))
             hints[symbol] = sympy.Integer(max(int(known), LEAST_HINT))
         bound = env.bound_sympy(expr).lower
         least = int(bound) if getattr(bound, "is_Integer", False) else -1
