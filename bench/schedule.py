@@ -24,16 +24,16 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.graph_parts import Part, parts_of
 from bench.harness import print_table, save_results
+from bench.schedule_table import HEADER, summary, table_row, verdicts
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from undertow.cost.cluster import Cluster
     from undertow.graph import Converted
     from undertow.program import Program, Timeline
@@ -47,8 +47,7 @@ PARALLEL = {
 }
 RANKS = (8, 64, 256)
 PARTS = ("step", "forward", "backward")
-_REACHES_BOUND = ("fsdp", "hsdp", "ddp")  # no collective lies in the path of activations
-_GIB, _MS = 2**30, 1e6
+_MS = 1e6
 _LARGE_NBYTES = 4 << 30  # where a collective's time is all bandwidth
 _WORST = 8  # exposed collectives that are kept of each schedule
 
@@ -80,90 +79,6 @@ def cases(models: Sequence[str], ranks: Sequence[int], only: Sequence[str]) -> l
 
 
 # -- graphs ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Part:
-    """A graph to schedule, and which of its inputs may be freed."""
-
-    name: str
-    graph_module: fx.GraphModule
-    donated: tuple[str, ...] = ()
-
-
-def parts_of(graph_module: fx.GraphModule, wanted: Sequence[str]) -> Iterator[Part]:
-    """The whole step; its forward, which gives out the loss and what backward needs; its backward,
-    which takes that and may free it."""
-    if "step" in wanted:
-        yield Part("step", graph_module)
-    nodes = list(graph_module.graph.nodes)
-    output = next(node for node in nodes if node.op == "output")
-    results = list(output.all_input_nodes)
-    calls = [node for node in nodes if node.op not in ("placeholder", "get_attr", "output")]
-    forward = {node for node in calls if node.meta.get("phase") == "forward"}
-    # Made before it and by nothing but it, though recorded later (a detached loss).
-    for node in calls:
-        if node not in forward and node in results and _comes_from(node, forward):
-            forward.add(node)
-    backward = [node for node in calls if node not in forward]
-    later = set(backward)
-    saved = [n for n in calls if n in forward and any(user in later for user in n.users)]
-    if "forward" in wanted:
-        losses = [node for node in results if node in forward]
-        kept = list(dict.fromkeys([*losses, *saved]))
-        chosen = [node for node in calls if node in forward]
-        yield Part("forward", _cut(graph_module, chosen, [], kept))
-    if "backward" in wanted:
-        grads = [node for node in results if node in later]
-        donated = _ours_to_free(nodes, saved)
-        yield Part("backward", _cut(graph_module, backward, saved, grads), donated)
-
-
-def _comes_from(node: fx.Node, made: set[fx.Node]) -> bool:
-    return all(source in made for source in node.all_input_nodes)
-
-
-def _ours_to_free(nodes: Sequence[fx.Node], saved: Sequence[fx.Node]) -> tuple[str, ...]:
-    """The saved tensors that are not views of what goes into the step."""
-    from undertow.capture import torch_api
-    from undertow.graph.nodes import tensors_of
-
-    inputs = {
-        torch_api.storage_key(tensor)
-        for node in nodes
-        if node.op in ("placeholder", "get_attr")
-        for tensor in tensors_of(node)
-    }
-    return tuple(
-        node.name
-        for node in saved
-        if not any(torch_api.storage_key(tensor) in inputs for tensor in tensors_of(node))
-    )
-
-
-def _cut(
-    graph_module: fx.GraphModule,
-    calls: Sequence[fx.Node],
-    saved: Sequence[fx.Node],
-    outputs: Sequence[fx.Node],
-) -> fx.GraphModule:
-    """A graph of these calls with the step's own inputs that they use and `saved` as inputs."""
-    from torch import fx
-
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    used = {source for call in calls for source in call.all_input_nodes}
-    for node in graph_module.graph.nodes:
-        if node.op in ("placeholder", "get_attr") and node in used:
-            copies[node] = graph.node_copy(node)
-    for node in saved:
-        copies[node] = graph.placeholder(node.name)
-        copies[node].meta = dict(node.meta)
-    for node in calls:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in outputs))
-    graph.lint()
-    return fx.GraphModule(graph_module, graph)
 
 
 # -- one captured step, in a process of its own ---------------------------------------------------
@@ -393,110 +308,6 @@ def _fits_under_compute(program: Program, cluster: Cluster) -> bool:
 
     compute = sum(task.ns for task in program.tasks if task.stream == COMPUTE_STREAM)
     return max(_link_loads(program, cluster).values(), default=0) <= compute
-
-
-# -- verdicts -------------------------------------------------------------------------------------
-
-
-def verdicts(row: dict[str, Any]) -> dict[str, bool | None]:
-    """What the benchmark asks for; None where it does not apply."""
-    best = row["reference_best"]
-    theirs = row["reference"][best] if best is not None else None
-    same, default, captured = row["ours_same_memory"], row["ours_default"], row["captured"]
-    found: dict[str, bool | None] = dict.fromkeys(
-        ("not longer", "within 3 %", "peak kept", "not longer at captured peak", "tenth of time")
-    )
-    found["peak kept"] = default["peak_nbytes"] <= captured["peak_nbytes"]
-    if row["parallel"] in _REACHES_BOUND and row["fits"]:
-        found["within 3 %"] = (same or default)["total_ms"] <= 1.03 * row["bound"]["ms"]
-    if theirs is None:
-        return found
-    found["not longer"] = same["total_ms"] <= theirs["total_ms"]
-    if theirs["peak_nbytes"] <= captured["peak_nbytes"]:
-        found["not longer at captured peak"] = default["total_ms"] <= theirs["total_ms"]
-    if row["nodes"] >= 5000:
-        found["tenth of time"] = 10 * default["seconds"] <= theirs["seconds"]
-    return found
-
-
-HEADER = (
-    "graph", "nodes",
-    "captured ms", "exp", "GiB",
-    "PyTorch ms", "exp", "GiB", "buckets",
-    "ours(a) ms", "exp", "GiB",
-    "ours(b) ms", "exp", "GiB",
-    "ours(c) ms", "GiB", "pieces", "more GiB", "saves ms",
-    "bound ms", "fits", "gap a", "gap b",
-    "PyTorch s", "ours s",
-    "a<=P", "3%", "peak", "b<=P", "1/10",
-)  # fmt: skip
-
-
-def table_row(row: dict[str, Any]) -> list[str]:
-    best = row["reference_best"]
-    bound = row["bound"]["ms"]
-    failed = ",".join(sorted({run["failed"] for run in row["reference"].values() if best is None}))
-    theirs = [*_cells(row["reference"][best]), best] if best is not None else [failed, "", "", ""]
-    same, default, split = row["ours_same_memory"], row["ours_default"], row["ours_split"]
-    return [
-        f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}",
-        str(row["nodes"]),
-        *_cells(row["captured"]),
-        *theirs,
-        *(_cells(same) if same else ["", "", ""]),
-        *_cells(default),
-        f"{split['total_ms']:.2f}",
-        f"{split['peak_nbytes'] / _GIB:.2f}",
-        str(split["pieces"]),
-        *(f"{value:.2f}" if value else "" for value in price_of_memory(row)),
-        f"{bound:.1f}",
-        "yes" if row["fits"] else "no",
-        f"{same['total_ms'] / bound - 1:.1%}" if same else "",
-        f"{default['total_ms'] / bound - 1:.1%}",
-        f"{row['reference'][best]['seconds']:.1f}" if best is not None else "",
-        f"{default['seconds']:.1f}",
-        *({True: "ok", False: "NOT", None: "-"}[found] for found in row["verdicts"].values()),
-    ]
-
-
-def _cells(figures: dict[str, Any]) -> list[str]:
-    return [
-        f"{figures['total_ms']:.2f}",
-        f"{figures['exposed_ms']:.2f}",
-        f"{figures['peak_nbytes'] / _GIB:.2f}",
-    ]
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """One line per verdict, and one for the runs of PyTorch's pass that did not end well."""
-    lines = []
-    for name in rows[0]["verdicts"] if rows else ():
-        asked = [row["verdicts"][name] for row in rows if row["verdicts"][name] is not None]
-        state = "ok " if all(asked) else "NOT"
-        lines.append(f"{state} {name}: {sum(asked)} of {len(asked)}")
-    failures = [
-        f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']} {variant}: {run['failed']}"
-        for row in rows
-        for variant, run in row["reference"].items()
-        if "failed" in run
-    ]
-    lines += [f"PyTorch's pass failed in {len(failures)} runs", *failures]
-    for row in rows:
-        more, saved = price_of_memory(row)
-        if saved:
-            name = f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}"
-            lines.append(f"{name}: {more:.2f} GiB more would save {saved:.2f} ms")
-    return lines
-
-
-def price_of_memory(row: dict[str, Any]) -> tuple[float, float]:
-    """The GiB that would save some ms, up to those that PyTorch's result takes; zeros where more
-    buys nothing."""
-    same, default = row["ours_same_memory"], row["ours_default"]
-    if same is None or same["total_ms"] * 1.001 > default["total_ms"]:
-        return 0.0, 0.0
-    more = (same["peak_nbytes"] - default["peak_nbytes"]) / _GIB
-    return more, default["total_ms"] - same["total_ms"]
 
 
 # -- main -----------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.graph_parts import parts_of
 from bench.reference_pass import VARIANTS, Costs, run_reference
-from bench.schedule import parts_of
 from undertow.capture.mesh import Mesh, bind, fake_world
 from undertow.capture.models import load
 from undertow.capture.parallelize import Options

@@ -1,0 +1,110 @@
+"""What `bench.schedule` asks of each schedule, and the table that it prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_GIB = 2**30
+_REACHES_BOUND = ("fsdp", "hsdp", "ddp")  # no collective lies in the path of activations
+
+
+def verdicts(row: dict[str, Any]) -> dict[str, bool | None]:
+    """What the benchmark asks for; None where it does not apply."""
+    best = row["reference_best"]
+    theirs = row["reference"][best] if best is not None else None
+    same, default, captured = row["ours_same_memory"], row["ours_default"], row["captured"]
+    found: dict[str, bool | None] = dict.fromkeys(
+        ("not longer", "within 3 %", "peak kept", "not longer at captured peak", "tenth of time")
+    )
+    found["peak kept"] = default["peak_nbytes"] <= captured["peak_nbytes"]
+    if row["parallel"] in _REACHES_BOUND and row["fits"]:
+        found["within 3 %"] = (same or default)["total_ms"] <= 1.03 * row["bound"]["ms"]
+    if theirs is None:
+        return found
+    found["not longer"] = same["total_ms"] <= theirs["total_ms"]
+    if theirs["peak_nbytes"] <= captured["peak_nbytes"]:
+        found["not longer at captured peak"] = default["total_ms"] <= theirs["total_ms"]
+    if row["nodes"] >= 5000:
+        found["tenth of time"] = 10 * default["seconds"] <= theirs["seconds"]
+    return found
+
+
+HEADER = (
+    "graph", "nodes",
+    "captured ms", "exp", "GiB",
+    "PyTorch ms", "exp", "GiB", "buckets",
+    "ours(a) ms", "exp", "GiB",
+    "ours(b) ms", "exp", "GiB",
+    "ours(c) ms", "GiB", "pieces", "more GiB", "saves ms",
+    "bound ms", "fits", "gap a", "gap b",
+    "PyTorch s", "ours s",
+    "a<=P", "3%", "peak", "b<=P", "1/10",
+)  # fmt: skip
+
+
+def table_row(row: dict[str, Any]) -> list[str]:
+    best = row["reference_best"]
+    bound = row["bound"]["ms"]
+    failed = ",".join(sorted({run["failed"] for run in row["reference"].values() if best is None}))
+    theirs = [*_cells(row["reference"][best]), best] if best is not None else [failed, "", "", ""]
+    same, default, split = row["ours_same_memory"], row["ours_default"], row["ours_split"]
+    return [
+        f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}",
+        str(row["nodes"]),
+        *_cells(row["captured"]),
+        *theirs,
+        *(_cells(same) if same else ["", "", ""]),
+        *_cells(default),
+        f"{split['total_ms']:.2f}",
+        f"{split['peak_nbytes'] / _GIB:.2f}",
+        str(split["pieces"]),
+        *(f"{value:.2f}" if value else "" for value in price_of_memory(row)),
+        f"{bound:.1f}",
+        "yes" if row["fits"] else "no",
+        f"{same['total_ms'] / bound - 1:.1%}" if same else "",
+        f"{default['total_ms'] / bound - 1:.1%}",
+        f"{row['reference'][best]['seconds']:.1f}" if best is not None else "",
+        f"{default['seconds']:.1f}",
+        *({True: "ok", False: "NOT", None: "-"}[found] for found in row["verdicts"].values()),
+    ]
+
+
+def _cells(figures: dict[str, Any]) -> list[str]:
+    return [
+        f"{figures['total_ms']:.2f}",
+        f"{figures['exposed_ms']:.2f}",
+        f"{figures['peak_nbytes'] / _GIB:.2f}",
+    ]
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One line per verdict, and one for the runs of PyTorch's pass that did not end well."""
+    lines = []
+    for name in rows[0]["verdicts"] if rows else ():
+        asked = [row["verdicts"][name] for row in rows if row["verdicts"][name] is not None]
+        state = "ok " if all(asked) else "NOT"
+        lines.append(f"{state} {name}: {sum(asked)} of {len(asked)}")
+    failures = [
+        f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']} {variant}: {run['failed']}"
+        for row in rows
+        for variant, run in row["reference"].items()
+        if "failed" in run
+    ]
+    lines += [f"PyTorch's pass failed in {len(failures)} runs", *failures]
+    for row in rows:
+        more, saved = price_of_memory(row)
+        if saved:
+            name = f"{row['model']} {row['parallel']} x{row['ranks']} {row['part']}"
+            lines.append(f"{name}: {more:.2f} GiB more would save {saved:.2f} ms")
+    return lines
+
+
+def price_of_memory(row: dict[str, Any]) -> tuple[float, float]:
+    """The GiB that would save some ms, up to those that PyTorch's result takes; zeros where more
+    buys nothing."""
+    same, default = row["ours_same_memory"], row["ours_default"]
+    if same is None or same["total_ms"] * 1.001 > default["total_ms"]:
+        return 0.0, 0.0
+    more = (same["peak_nbytes"] - default["peak_nbytes"]) / _GIB
+    return more, default["total_ms"] - same["total_ms"]
