@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from undertow.errors import FileError
 
@@ -11,6 +13,16 @@ if TYPE_CHECKING:
     from undertow.codegen.kernels_report import KernelReport
 
 PATTERN = "*.kernels.*.json"
+
+# What says which step of a model is meant, where the source is a model.
+ClusterOption = Annotated[
+    str, typer.Option(metavar="CLUSTER", help="For a model: the cluster to plan for.")
+]
+ParallelOption = Annotated[
+    str, typer.Option(metavar="HOW", help="For a model: ddp, fsdp, hsdp, tp, fsdp+tp, ep, ...")
+]
+BatchOption = Annotated[int, typer.Option(metavar="N", help="Samples on each rank.")]
+SeqOption = Annotated[int | None, typer.Option(metavar="N", help="Length of sequences.")]
 
 
 def reports(

@@ -10,7 +10,13 @@ import typer
 from rich.console import RenderableType
 
 from undertow.cli.app import subcommand
-from undertow.cli.kernels import reports
+from undertow.cli.kernels import (
+    BatchOption,
+    ClusterOption,
+    ParallelOption,
+    SeqOption,
+    reports,
+)
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.program.serialize import write_whole
@@ -32,14 +38,10 @@ def command(
             "--fallbacks also a folder or file that UNDERTOW_SHOW left.",
         ),
     ],
-    cluster: Annotated[
-        str, typer.Option(metavar="CLUSTER", help="The cluster to plan for.")
-    ] = "8xh100x8",
-    parallel: Annotated[
-        str, typer.Option(metavar="HOW", help="ddp, fsdp, hsdp, tp, fsdp+tp, ep, ...")
-    ] = "fsdp",
-    batch: Annotated[int, typer.Option(metavar="N", help="Samples per rank.")] = 1,
-    seq: Annotated[int | None, typer.Option(metavar="N", help="Length of sequences.")] = None,
+    cluster: ClusterOption = "8xh100x8",
+    parallel: ParallelOption = "fsdp",
+    batch: BatchOption = 1,
+    seq: SeqOption = None,
     memory: Annotated[
         str, typer.Option(metavar="LIMIT", help="Peak memory: 70GiB, +5%, none.")
     ] = "+0%",

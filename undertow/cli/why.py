@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from undertow.cli.app import subcommand
-from undertow.cli.kernels import reports
+from undertow.cli.kernels import (
+    BatchOption,
+    ClusterOption,
+    ParallelOption,
+    SeqOption,
+    reports,
+)
 from undertow.cli.output import show_json
 from undertow.cli.pricing import JsonOption
 from undertow.errors import UndertowError, unknown_name
@@ -31,14 +37,10 @@ def command(
             help="A folder or file that UNDERTOW_SHOW left, or a model as for `undertow plan`.",
         ),
     ] = "llama3-debug",
-    cluster: Annotated[
-        str, typer.Option(metavar="CLUSTER", help="For a model: the cluster.")
-    ] = "8xh100x8",
-    parallel: Annotated[
-        str, typer.Option(metavar="HOW", help="For a model: ddp, fsdp, tp, ...")
-    ] = "fsdp",
-    batch: Annotated[int, typer.Option(metavar="N", help="Samples per rank.")] = 1,
-    seq: Annotated[int | None, typer.Option(metavar="N", help="Length of sequences.")] = None,
+    cluster: ClusterOption = "8xh100x8",
+    parallel: ParallelOption = "fsdp",
+    batch: BatchOption = 1,
+    seq: SeqOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say why two nodes are not in one kernel: every refusal of fusion has a reason.

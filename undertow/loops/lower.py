@@ -45,6 +45,7 @@ from undertow.loops.tensors import (
     lowerable,
     metas_of,
     reads_of,
+    returned_argument,
     spread,
     takes,
     views_in,
@@ -469,18 +470,9 @@ class Lowering:
 
     def aliased(self, target: Any, k: int, arguments: dict[str, Any]) -> View | None:
         """The argument that a mutating operator writes to and returns."""
-        schema = getattr(target, "_schema", None)
-        if schema is None or not schema.is_mutable or k >= len(schema.returns):
-            return None
-        info = schema.returns[k].alias_info
-        if info is None or not info.is_write:
-            return None
-        for argument in schema.arguments:
-            mine = argument.alias_info
-            if mine is not None and mine.before_set == info.before_set:
-                value = self.values(arguments.get(argument.name))
-                return value if isinstance(value, View) else None
-        return None
+        name = returned_argument(target, k)
+        value = None if name is None else self.values(arguments.get(name))
+        return value if isinstance(value, View) else None
 
     def extern_result(self, node: fx.Node, k: int, meta: Any, into: bool) -> Any:
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):

@@ -138,3 +138,18 @@ def is_view(target: Any) -> bool:
         return False
     # a composite one, such as reshape, may copy
     return not is_composite(target)
+
+
+def returned_argument(target: Any, k: int) -> str | None:
+    """The name of the argument that a mutating operator writes to and gives back as result `k`."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable or k >= len(schema.returns):
+        return None
+    info = schema.returns[k].alias_info
+    if info is None or not info.is_write:
+        return None
+    for argument in schema.arguments:
+        mine = argument.alias_info
+        if mine is not None and mine.before_set == info.before_set:
+            return str(argument.name)
+    return None
