@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.codegen.test_kernels_reuse import Cell
 from tests.loops.compiling import same
 from undertow.backend.options import OptionError, parse_options
+from undertow.codegen import kernels_plan, kernels_reuse
 from undertow.codegen.kernels import CompiledGraph, compile_graph, link, open_segments
 from undertow.codegen.kernels_check import Expected, MemoryPlanError
 from undertow.codegen.kernels_module import write_module
@@ -38,8 +40,7 @@ class Block(torch.nn.Module):
         return (x + self.mlp(x)).softmax(-1)
 
 
-@pytest.mark.parametrize("model", [Block, Cell])
-@pytest.mark.parametrize("is_dynamic", [False, True])
+@pytest.mark.parametrize(("model", "is_dynamic"), [(Block, False), (Cell, False), (Cell, True)])
 def test_a_step_of_a_model_is_as_planned(model: Any, is_dynamic: bool) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -138,3 +139,46 @@ def test_values_of_the_option() -> None:
     assert parse_options({"check_memory": False}).check_memory == ""
     with pytest.raises(OptionError, match="True, False, or 'log'"):
         parse_options({"check_memory": "often"})
+
+
+def random_loss(seed: int) -> Any:
+    """A loss of two matrices through values of different lives."""
+    rng = random.Random(seed)
+    picks = [(rng.randrange(7), rng.random(), rng.random()) for _ in range(14)]
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        known = [x, w]
+        for choice, one, two in picks:
+            a, b = known[-1 - int(one * min(len(known), 3))], known[int(two * len(known))]
+            made = [
+                lambda a=a, b=b: a + b,
+                lambda a=a, b=b: (a * b).tanh(),
+                lambda a=a, b=b: a @ b / 8,
+                lambda a=a, b=b: a.softmax(-1) - b,
+                lambda a=a, b=b: torch.cat([a[:10], b[10:]]),
+                lambda a=a, b=b: a - a.mean(0) + b.mean(1, keepdim=True),
+                lambda a=a, b=b: a.t() * b,
+            ][choice]()
+            known.append(made)
+        return known[-1], sum(item.square().mean() for item in known)
+
+    return loss
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_steps_are_as_planned_and_as_eager(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels_plan, "LARGE_NBYTES", 1 << 10)  # small ones take every way
+    monkeypatch.setattr(kernels_reuse, "LEAST_NBYTES", 1 << 10)
+    torch._dynamo.reset()
+    torch.manual_seed(seed)
+    leaves = [torch.randn(24, 24, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    loss = random_loss(seed)
+    compiled = torch.compile(loss, backend="undertow", options={"check_memory": True})
+    (kept, want_loss), (out, found_loss) = loss(*leaves), compiled(*leaves)
+    want = torch.autograd.grad(want_loss, leaves)
+    found = torch.autograd.grad(found_loss, leaves)
+    same((out, *found), (kept, *want), rtol=1e-8, atol=1e-9)
+    del out
+    same(torch.autograd.grad(compiled(*leaves)[1], leaves), want, rtol=1e-8, atol=1e-9)

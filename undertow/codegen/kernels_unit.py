@@ -12,7 +12,9 @@ from undertow.loops.sizes import SIZES, declared
 
 PART_CHARS = 30_000  # of each part, at least: about a second of compiler
 CHUNK_STEPS = 64  # of a run in one function
-RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it
+RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it,
+RUN_SHARE = 64  # or such a part of the peak, in a small graph,
+LEAST_RUN_NBYTES = 1 << 16  # and not for less
 
 
 def segments(schedule: Schedule) -> list[list[int] | int]:
@@ -30,13 +32,14 @@ def segments(schedule: Schedule) -> list[list[int] | int]:
         held[bundle[0]] = sum(held.pop(at, 0) for at in bundle)
     inside = {at for bundle in schedule.bundles for at in bundle[1:]}
     total = 0
+    most = max(min(RUN_NBYTES, schedule.whole // RUN_SHARE), LEAST_RUN_NBYTES)
     for at, step in enumerate(schedule.steps):
         if isinstance(step, Extern) and at not in schedule.gemms:
             found.append(at)
             continue
         last = found[-1] if found else None
         mine = held.get(at, 0)
-        if isinstance(last, list) and (at in inside or total + mine <= RUN_NBYTES):
+        if isinstance(last, list) and (at in inside or total + mine <= most):
             last.append(at)
             total += mine
         else:
