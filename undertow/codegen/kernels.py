@@ -21,7 +21,7 @@ from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_peak import note_peak, plan_within
 from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
-from undertow.codegen.kernels_program import Orderer, lower_peak, reorder
+from undertow.codegen.kernels_program import Orderer, gather_small, lower_peak, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
 from undertow.codegen.kernels_reuse import spare_inputs
 from undertow.codegen.kernels_runtime import (
@@ -121,6 +121,8 @@ def compile_graph(
     if settings.partition is not None:
         order_for_partitions(plan)
     is_reordered = order is not None and reorder(plan, order)
+    if policy.threads > 1 and settings.partition is None:
+        gather_small(plan)
     if settings.after_fusion is not None:
         is_reordered |= run_after(plan, settings.after_fusion)
     note_peak(plan)

@@ -24,36 +24,40 @@ def find_combos(
     steps: Sequence[Launch | Extern], alone: Collection[int] = frozenset()
 ) -> list[range]:
     """Runs of steps that go together, each of two or more; those in `alone` do not."""
+    return [
+        run
+        for run in small_runs(steps, alone)
+        if len(run) > 1 and sum(work_of(steps[at]) for at in run) >= 2 * WORTH
+    ]
+
+
+def small_runs(steps: Sequence[Launch | Extern], alone: Collection[int]) -> list[range]:
+    """Small kernels next to each other that do not depend on each other."""
     found: list[range] = []
     first = 0
     reads: set[int] = set()
     writes: set[int] = set()
-
-    def close(end: int) -> None:
-        if end - first > 1 and sum(map(_work, steps[first:end])) >= 2 * WORTH:
-            found.append(range(first, end))
-
     for at, step in enumerate(steps):
-        fits = not isinstance(step, Extern) and at not in alone and _is_small(step)
+        fits = not isinstance(step, Extern) and at not in alone and is_small(step)
         if not fits or at - first >= MOST_MEMBERS or _depends(step, reads, writes):
-            close(at)
+            found.append(range(first, at))
             first = at if fits else at + 1
             reads, writes = set(), set()
         if fits:
             reads.update(step.reads)
             writes.update(step.writes)
-    close(len(steps))
-    return found
+    found.append(range(first, len(steps)))
+    return [run for run in found if run]
 
 
-def _work(step: Launch | Extern) -> int:
+def work_of(step: Launch | Extern) -> int:
     return 0 if isinstance(step, Extern) else sum(source.work for source in step.sources)
 
 
-def _is_small(step: Launch) -> bool:
+def is_small(step: Launch) -> bool:
     if any(source.combine or source.scratch for source in step.sources):
         return False
-    return _work(step) <= MOST_WORK
+    return work_of(step) <= MOST_WORK
 
 
 def _depends(step: Launch | Extern, reads: set[int], writes: set[int]) -> bool:

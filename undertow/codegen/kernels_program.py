@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from undertow.capture import torch_api
 from undertow.capture.schema import draws_random
+from undertow.codegen.kernels_gather import gathered, regions
 from undertow.codegen.kernels_plan import SLACK_NBYTES, Launch, Schedule, output_buffers, place
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.describe import describe
@@ -87,6 +88,28 @@ def lower_peak(schedule: Schedule) -> bool:
     steps, peak = schedule.steps, schedule.peak
     arrange(schedule, found, program)
     if schedule.peak <= peak - peak // 20:
+        return True
+    schedule.steps = steps
+    place(schedule)
+    return False
+
+
+def gather_small(schedule: Schedule) -> bool:
+    """Bring small kernels together that can share a parallel region, and say whether any moved.
+    Where the memory as it is then placed is more than before, or kernels no longer run in turns
+    with products, they stay as they were."""
+    if schedule.tight or len(schedule.steps) < 3:
+        return False
+    alone = {at for panels in schedule.panels for at in panels.steps}
+    lowered, steps = schedule.lowered, schedule.steps
+    order = gathered(steps, lowered.buffers, output_buffers(lowered), alone)
+    if order is None:
+        return False
+    peak, panels, combos = schedule.peak, len(schedule.panels), regions(schedule)
+    schedule.steps = [steps[at] for at in order]
+    place(schedule)
+    is_kept = schedule.peak <= peak and len(schedule.panels) >= panels
+    if is_kept and regions(schedule) < combos:
         return True
     schedule.steps = steps
     place(schedule)

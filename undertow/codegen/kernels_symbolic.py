@@ -18,6 +18,7 @@ from torch import fx
 
 from undertow.codegen.kernels import CompiledGraph, link, open_segments
 from undertow.codegen.kernels_check import expected_of
+from undertow.codegen.kernels_gather import gathered, regions
 from undertow.codegen.kernels_module import write_module
 from undertow.codegen.kernels_peak import counts, leaner, note_peak
 from undertow.codegen.kernels_plan import (
@@ -27,6 +28,7 @@ from undertow.codegen.kernels_plan import (
     bundle_small,
     drop_dead,
     find_gemms,
+    output_buffers,
     place,
     schedule,
 )
@@ -128,7 +130,7 @@ def _planned(lowered: Lowered, table: Table) -> tuple[Fused, Schedule, Schedule]
     plan = schedule(lowered, fused, is_placed=False)
     hinted = _settled(plan, table)
     if hinted.peak <= hinted.eager + SLACK_NBYTES:
-        return fused, plan, hinted
+        return fused, plan, _gathered(plan, hinted, table) if policy.threads > 1 else hinted
     cut = leaner(lowered, fused, policy, hinted.eager)
     other = schedule(lowered, cut, tight=True, is_placed=False)
     other_hinted = _settled(other, table)
@@ -145,6 +147,20 @@ def _settled(plan: Schedule, table: Table) -> Schedule:
     plan.gemms = find_gemms(plan)
     plan.combos = bundle_small(plan)
     return bound(plan, table.hints())  # of all atoms: generating kernels has made some
+
+
+def _gathered(plan: Schedule, hinted: Schedule, table: Table) -> Schedule:
+    """Bring small kernels together, as they are at likely sizes; the plan for those then."""
+    steps, lowered = plan.steps, hinted.lowered
+    order = gathered(hinted.steps, lowered.buffers, output_buffers(lowered))
+    if order is None:
+        return hinted
+    plan.steps = [steps[at] for at in order]
+    found = _settled(plan, table)
+    if found.peak <= hinted.peak and regions(found) < regions(hinted):
+        return found
+    plan.steps = steps
+    return _settled(plan, table)
 
 
 def bound(plan: Schedule, values: list[Any]) -> Schedule:
