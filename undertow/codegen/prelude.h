@@ -172,7 +172,14 @@ INLINE f32 u_log1p(f32 x) {
   y = x == INF ? x : y;
   return x == -1.0f ? -INF : y;
 }
-INLINE f32 u_sigmoid(f32 x) { return 1.0f / (1.0f + u_exp(-x)); }
+// exp(-x) need not be subnormal, since 1 is added, and is the largest number at most: for an argument
+// below its logarithm the result is 0. The product with 0 hands a NaN on.
+INLINE f32 u_sigmoid(f32 x) {
+  f32 c = -x > 88.72283f ? 88.72283f : -x;
+  c = c < -87.0f ? -87.0f : c;
+  f32 y = 1.0f / ((c * 0.0f + 1.0f) + exp_near(c));
+  return x < -88.72283f ? 0.0f : y;
+}
 INLINE f32 u_tanh(f32 x) {
   f32 a = u_abs(x), z = x * x;
   f32 p = 0.00227591093f;
