@@ -174,3 +174,23 @@ def test_sums_over_rows_stay_with_rows_that_were_blocks() -> None:
     compiled = compile_function(program, *args)
     assert compiled.kernels == 1
     same(compiled(*args), program(*args), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("width", [15, 16, 24, 32, 63, 64])
+def test_bytes_of_short_blocks_are_those_of_long_ones(width: int) -> None:
+    """Up to a vector of bytes they are stored by a loop of their own."""
+
+    def program(x):  # type: ignore[no-untyped-def]
+        y = x.sigmoid() - x.sigmoid().amin(-1, keepdim=True)
+        steps = y.unflatten(-1, (-1, width)) * 250
+        low = steps.amin(-1, keepdim=True)
+        return [
+            (steps - low).round().to(torch.uint8),
+            (low - steps).round().clamp(-120).char(),
+            low,
+        ]
+
+    x = torch.randn(9, 3 * width)
+    compiled = compile_function(program, x)
+    for got, want in zip(compiled(x), program(x), strict=True):
+        assert (got.float() - want.float()).abs().max() <= 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from undertow.codegen.cpp_ops import C_TYPES
 from undertow.codegen.cpp_text import Text
+from undertow.loops.dtypes import is_float
 from undertow.loops.passes import Pass
 from undertow.loops.sizes import hint_of, is_symbolic
 
 ANGLES = 1024  # sines and cosines between two looks at how large their arguments are
-VECTOR = 16  # float32 in the widest register
+VECTOR = 16  # float32 in the widest register,
+BYTES = 64  # and bytes
 LONGEST_WITH_TAIL = 2048  # elements of a row; in longer ones what is left does not count
 _LIBRARY_CALLS = """
 tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma atan2 hypot fmod remainder floordiv
@@ -87,6 +89,9 @@ def _loop(text: Text, this: Pass, low: str, high: str, sums: list[int], count: i
         assert clauses is not None
         _open_tail(text, this, sums, clauses, high)
         return
+    text.narrow = _narrow(text, this, clauses, low, high, count)
+    for number in sorted(text.narrow):
+        text.put(f"i32 n{number}[{count}] __attribute__((aligned(64)));")
     whole, rest = _tail(text, clauses, low, high, count)
     if whole:
         if clauses is not None:
@@ -103,6 +108,44 @@ def _loop(text: Text, this: Pass, low: str, high: str, sums: list[int], count: i
         _iteration(text, this, sums)
         text.close()
         text.close()
+    _write_narrow(text, this, high)
+
+
+def _narrow(
+    text: Text, this: Pass, clauses: str | None, low: str, high: str, count: int
+) -> frozenset[int]:
+    """Values of one byte that a short loop only stores. They would make its vectors as short as a
+    vector of bytes is full; they are kept in four bytes each and stored by a loop of their own."""
+    code = text.kernel.code
+    is_short = not is_symbolic(count) and VECTOR <= count < BYTES
+    if not is_short or clauses is None or (low, high) != ("0", f"{count}L"):
+        return frozenset()
+    found = {
+        store.value
+        for store in this.stores
+        if not store.mode
+        and code[store.value].op == "convert"
+        and code[store.value].dtype in ("i8", "u8")
+        and is_float(code[code[store.value].args[0]].dtype)
+        and store.value not in this.reloads
+        and store.value in this.body
+    }
+    used = {arg for number in this.body for arg in code[number].args if number not in this.reloads}
+    used.update(arg for n in (*this.reduces, *this.blocks, *this.late) for arg in code[n].args)
+    return frozenset(found - used - set(this.keeps))
+
+
+def _write_narrow(text: Text, this: Pass, high: str) -> None:
+    narrow, text.narrow = text.narrow, frozenset()
+    last = len(text.kernel.inner) - 1
+    for store in this.stores if narrow else ():
+        if store.value in narrow:
+            kind = C_TYPES[text.kernel.code[store.value].dtype]
+            text.put("#pragma omp simd")
+            text.open(f"for (i64 i{last} = 0; i{last} < {high}; ++i{last}) {{")
+            text.put(f"const {kind} v{store.value} = ({kind})n{store.value}[i{last}];")
+            text.put(text.store_text(store) + ";")
+            text.close()
 
 
 def _tail(text: Text, clauses: str | None, low: str, high: str, count: int) -> tuple[int, int]:
@@ -173,6 +216,9 @@ def _values(text: Text, this: Pass, numbers: list[int], place: str) -> None:
         if number in this.reloads:
             kind = C_TYPES[instr.dtype]
             text.put(f"const {kind} v{number} = s{number}[{place}];")
+        elif number in text.narrow:
+            last = len(text.kernel.inner) - 1
+            text.put(f"n{number}[i{last}] = (i32){text.name(instr.args[0])};")
         else:
             text.put(text.definition(number, instr))
 
@@ -182,4 +228,5 @@ def element_body(text: Text, this: Pass, place: str) -> None:
     for number in this.keeps:
         text.put(f"s{number}[{place}] = v{number};")
     for store in this.stores:
-        text.put(text.store_text(store) + ";")
+        if store.value not in text.narrow:
+            text.put(text.store_text(store) + ";")

@@ -36,6 +36,7 @@ class Text:
     parts: int = 0
     in_order: bool = False  # whether iterations of the innermost loop may depend on each other
     tiled: frozenset[int] = frozenset()  # loads whose tiles have been turned round
+    narrow: frozenset[int] = frozenset()  # values of one byte that are kept in four until stored
     far: bool = False  # whether the loop being written is for angles of any size
 
     def declare(self) -> None:
