@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from tests.loops.compiling import compile_function, same
+from tests.loops.compiling import COMPILED, backend, compile_function, same
 from undertow.codegen.kernels_dynamic import compile_any
 from undertow.codegen.kernels_report import report_on
 from undertow.loops.decompose import decompositions
@@ -194,3 +194,41 @@ def test_bytes_of_short_blocks_are_those_of_long_ones(width: int) -> None:
     compiled = compile_function(program, x)
     for got, want in zip(compiled(x), program(x), strict=True):
         assert (got.float() - want.float()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "kernels"),
+    [
+        (lambda x, w: functional.group_norm(x, 4, w), ((8, 16, 9, 9), (16,)), [2, 2]),
+        (lambda x, w: functional.group_norm(x, 4, w).relu(), ((8, 16, 9, 9), (16,)), [2, 2]),
+        (
+            lambda x, w: (
+                functional.rms_norm(x.unflatten(-1, (-1, 32)), (32,), w).flatten(-2).softmax(-1)
+            ),
+            ((64, 256), (32,)),
+            [1, 2],
+        ),
+        (
+            lambda x, w: x.softmax(-1).unflatten(-1, (-1, 16)).softmax(-1).flatten(-2) * w,
+            ((64, 128), (128,)),
+            [1, 1],
+        ),
+    ],
+    ids=["group norm", "group norm and relu", "norm of heads", "softmax of softmax"],
+)
+def test_gradients_through_blocks(
+    function: Any, sizes: tuple[tuple[int, ...], ...], kernels: list[int]
+) -> None:
+    torch.manual_seed(0)
+    args = [torch.randn(size, requires_grad=True) for size in sizes]
+    torch._dynamo.reset()
+    COMPILED.clear()
+    out = torch.compile(function, backend=backend)(*args)
+    want = function(*args)
+    slope = torch.randn_like(want)
+    same(out, want, rtol=1e-4, atol=1e-4)
+    got = torch.autograd.grad(out, args, slope)
+    same(got, torch.autograd.grad(want, args, slope), rtol=1e-3, atol=1e-3)
+    assert all(
+        compiled.kernels <= most for compiled, most in zip(COMPILED, kernels, strict=True)
+    ), [compiled.kernels for compiled in COMPILED]
