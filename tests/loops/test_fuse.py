@@ -63,6 +63,18 @@ def test_a_sum_over_all_keeps_out_of_loops_over_lanes() -> None:
     torch.testing.assert_close(compile_function(function, x)(x), function(x))
 
 
+def test_a_lane_may_be_stored_in_parts() -> None:
+    """As gradients are that go into a bucket, a part of each for every rank."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        bias, weight = x.sum(0), x.t() @ x
+        return [torch.cat([bias.view(2, -1), weight.view(2, -1)], 1)]
+
+    for rows in (16, 22):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(compile_function(function, x)(x), function(x))
+
+
 def test_nests_of_different_parts_stay_apart() -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         return [(x + 1).relu(), x.exp(), x.tanh() * 2]

@@ -251,6 +251,14 @@ class _Merger:
         if self.group.kind in ("flat", "scatter") and len(roles) > 1:
             roles = ["outer"] * (len(roles) - 1) + ["inner"]
         loops = list(zip(sizes, roles, strict=True))
+        if roles.count("lane") > 1:
+            # One that somebody reads in parts: the innermost is the lane, the others go outside.
+            roles = ["outer" if role == "lane" else role for role in roles[:-1]] + ["lane"]
+            places = sorted(
+                range(len(roles)), key=lambda k: ("outer", "inner", "lane").index(roles[k])
+            )
+            loops = [(sizes[k], roles[k]) for k in places]
+            rows = {key: [row[k] for k in places] for key, row in rows.items()}
         return loops, {k: tuple(row) for k, row in rows.items()}
 
 
