@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tests.capture.gloo_ranks import Ranks
 from tests.capture.test_gloo_parity import Case, build, one_step, part
 from undertow.backend import compiled_backward, undertow
+from undertow.capture.full_state import full_state_dict
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import Options, data_dimensions, parallelize
 from undertow.runtime.notices import counts
@@ -76,6 +77,38 @@ class Renamed(nn.Module):
 @pytest.mark.parametrize("case", TWO, ids=str)
 def test_two_compiled_ranks_train_as_one_process(two: Ranks, case: Case) -> None:
     assert min(two.run(parallelized, case, COMPILING)) > 0
+
+
+def with_other_sizes(how: str) -> tuple[float, dict[str, int]]:
+    """On one rank: steps on batches of its own length, against one process on all of them. With
+    "one rank" only the second rank's change, and it alone compiles again."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    counts.clear()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole = Net()
+    model = parallelize(copy.deepcopy(whole), Mesh({"dp": world}), "fsdp")
+    # Unmerged, so that there is a sequence to differ in.
+    run = torch.compile(model, backend=undertow, dynamic=False, options={"merge": False})
+    for step in range(3):
+        more = [step if how == "all ranks" or other == 1 else 0 for other in range(world)]
+        batches = [torch.randn(3 + 8 * other + more[other], 16) for other in range(world)]
+        losses = [whole(batch).square().mean() for batch in batches]
+        (sum(losses) / world).backward()
+        run(batches[rank]).square().mean().backward()
+        for each in (whole, model):
+            torch.optim.SGD(each.parameters(), lr=0.1).step()
+            each.zero_grad()
+    state, wanted = full_state_dict(model), whole.state_dict()
+    return max(float((state[key] - wanted[key]).abs().max()) for key in wanted), dict(counts)
+
+
+@pytest.mark.parametrize("how", ["all ranks", "one rank"])
+def test_ranks_with_batches_of_other_sizes_train_together(two: Ranks, how: str) -> None:
+    for rank, (far, said) in enumerate(two.run(with_other_sizes, how, COMPILING)):
+        assert far < 1e-5
+        assert said["graphs"] == (2 if how == "one rank" and rank == 0 else 6)
+        assert said.get("followed", 0) >= said["graphs"] - 2  # all, if an earlier case decided
 
 
 def through_inductor(asked: tuple[Case, Path]) -> int:

@@ -10,28 +10,58 @@ from undertow.cost.agreed import Agree
 from undertow.program import Program
 from undertow.program.model import Collective, CollectiveKind
 from undertow.runtime import agreement, job
+from undertow.schedule.follow import Decisions
 
 _PAIRED = (CollectiveKind.SEND, CollectiveKind.RECV)  # their two sides differ by nature
 _agreed: Counter[str] = Counter()  # group -> graphs that its ranks have agreed on
 
 
-def agree_on(program: Program, timeout: float) -> None:
+def agree_on(
+    program: Program,
+    timeout: float,
+    captured: Program | None = None,
+    decisions: Decisions | None = None,
+) -> Decisions | None:
     """Return if every group's sequence of collectives is the same on all its ranks.
 
-    AgreementError on each of them otherwise, or if one does not come within `timeout` seconds.
+    AgreementError on each of them otherwise, or if one does not come within `timeout` seconds. With
+    the Program as it was captured and what this rank decided on it, ranks may have decided
+    otherwise as long as they captured the same collectives: then what to follow is returned.
     """
     store = torch_api.job_store()
     if store is None:
-        return
+        return None
     rank, _ = job.rank_and_world()
+    before = sequences(captured) if captured is not None and decisions is not None else {}
+    followed = decisions
     for group, lines in sequences(program).items():
         ranks = next(stream.ranks for stream in program.streams if stream.name == group)
         if rank not in ranks or len(ranks) < 2:
             continue
         _agreed[group] += 1
         key = f"graph {_agreed[group]} of group {group}"
-        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
-        agreement.check_same(store, rank, ranks, key, digest, lines, timeout)
+        is_known = decisions is not None and group in decisions.sequences
+        basis = _digest(before[group]) if group in before and is_known else ""
+        offer = decisions.group_json(group) if decisions is not None and basis else None
+        digest = _digest(lines)
+        found = agreement.check_same(
+            store, rank, ranks, key, digest, lines, timeout, basis=basis, offer=offer
+        )
+        if found is not None:
+            assert followed is not None
+            followed = followed.with_group(group, found)
+    return None if followed == decisions else followed
+
+
+def same_collectives(captured: Program) -> str:
+    """What graphs have in common that issue the same collectives, whatever lies between them."""
+    return _digest(
+        [f"{group}: {line}" for group, all_ in sequences(captured).items() for line in all_]
+    )
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 def agree_on_estimates(program: Program, timeout: float) -> Agree | None:

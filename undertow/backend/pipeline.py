@@ -15,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from undertow.backend.adapt import adapt
-from undertow.backend.agree import agree_on, agree_on_estimates
+from undertow.backend.agree import agree_on, agree_on_estimates, same_collectives
 from undertow.backend.artefacts import (
     leave_module,
     leave_plan,
@@ -30,6 +30,7 @@ from undertow.backend.options import BackendOptions
 from undertow.backend.retime import Retimer, told
 from undertow.backend.runner import Runner
 from undertow.backend.scheduled import Part, Scheduled
+from undertow.capture import torch_api
 from undertow.codegen.kernels import CompiledGraph
 from undertow.codegen.kernels_settings import Settings
 from undertow.codegen.load import Run, load_module
@@ -47,6 +48,7 @@ from undertow.program.serialize import load_json
 from undertow.progress import Clock
 from undertow.runtime import job
 from undertow.runtime.notices import counts, say_once
+from undertow.schedule.follow import Decisions, decisions_of
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan, program_digest
 
@@ -60,26 +62,26 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     name_modules(gm.graph)
     if adapt(gm.graph, options, in_place=True):
         gm.recompile()
-    pristine = _copy(gm) if options.is_measuring else gm
-    measured = _kept(gm, part, options)
+    pristine = _copy(gm) if options.is_measuring or _may_follow(gm) else gm
+    known = _known(gm, part, options)
+    measured = _kept(gm, part, options) if known is None else None
     clock.lap("prepare")
-    scheduled = schedule(gm, part, options, measured)
+    scheduled = schedule(gm, part, options, measured, known)
     clock.lap("schedule")
-    if scheduled.program is not None:
-        agree_on(scheduled.program, options.timeout)
+    if scheduled.program is not None and known is None:
+        scheduled = _agreed(scheduled, pristine, options, measured)
     clock.lap("agree")
     run = _write(scheduled, options)
     clock.lap("write")
     told = ", ".join(f"{stage} {seconds:.3f} s" for stage, seconds in clock.seconds.items())
     _log.info("%s: %s", part.label, told)
     is_new = options.is_measuring and measured is None and scheduled.plan is not None
+    is_new = is_new and known is None  # other ranks may not run this graph: nobody to measure with
     if not is_new and not (options.timeline and scheduled.program is not None):
         return _boxed(run, part, scheduled.program)
 
     def again(costs: Measured) -> tuple[Scheduled, Run]:
-        anew = schedule(pristine, part, options, costs)
-        assert anew.program is not None
-        agree_on(anew.program, options.timeout)
+        anew = _agreed(schedule(_copy(pristine), part, options, costs), pristine, options, costs)
         return anew, _write(anew, options)
 
     def rewritten(anew: Scheduled) -> Run:
@@ -87,6 +89,54 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
 
     runner = Runner(scheduled, run, options, again if is_new else None, rewritten)
     return _boxed(runner.call, part, scheduled.program)
+
+
+_decided: dict[tuple[str, str], Decisions] = {}
+"""What ranks have agreed to issue, by the collectives of a graph and how it is merged. A graph of
+the same collectives that is compiled for other sizes issues them so too: other ranks may run on
+with the graph that they have."""
+
+
+def _may_follow(gm: fx.GraphModule) -> bool:
+    """Whether there are other ranks, who may decide otherwise."""
+    is_job = torch_api.job_store() is not None
+    return is_job and any(collective_call(node) is not None for node in gm.graph.nodes)
+
+
+def _known(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Decisions | None:
+    """What was agreed for a graph with the same collectives, if that can be followed."""
+    if not _decided or options.plan is not None:
+        return None
+    try:
+        captured = convert(gm.graph, name=part.label, donated=part.donated).program
+    except ProgramError:
+        return None
+    found = _decided.get((same_collectives(captured), str(options.merge)))
+    if found is not None:
+        counts["followed"] += 1
+    return found
+
+
+def _agreed(
+    scheduled: Scheduled, pristine: fx.GraphModule, options: BackendOptions, costs: Measured | None
+) -> Scheduled:
+    """A schedule that all ranks have agreed on: this one, or one that follows another rank's."""
+    assert scheduled.program is not None
+    captured, plan = scheduled.captured, scheduled.plan
+    if captured is None or plan is None or plan.splits or options.plan is not None:
+        agree_on(scheduled.program, options.timeout)
+        return scheduled
+    own = decisions_of(captured, plan)
+    others = agree_on(scheduled.program, options.timeout, captured, own)
+    _decided[same_collectives(captured), str(options.merge)] = others or own
+    if others is None:
+        return scheduled
+    say_once(
+        "followed another rank",
+        f"{scheduled.part.label} has other sizes here than on rank 0 of its group, and issues its "
+        "collectives as that rank decided",
+    )
+    return schedule(_copy(pristine), scheduled.part, options, costs, others)
 
 
 def _kept(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Measured | None:
@@ -173,7 +223,11 @@ def _boxed(run: Run, part: Part, program: Program | None) -> Run:
 
 
 def schedule(
-    gm: fx.GraphModule, part: Part, options: BackendOptions, measured: Measured | None = None
+    gm: fx.GraphModule,
+    part: Part,
+    options: BackendOptions,
+    measured: Measured | None = None,
+    decisions: Decisions | None = None,
 ) -> Scheduled:
     """Decide on the graph's Program and write the decision back, in place."""
     try:
@@ -196,11 +250,13 @@ def schedule(
         limits=limits,
         plan=None if options.plan is None else plan_for(captured, options.plan, part.label),
         merge=options.merge,
-        split=options.split or options.plan is not None,  # as a given Plan has it
+        # as a given Plan has it; what other ranks have decided is without splits
+        split=(options.split or options.plan is not None) and decisions is None,
         donated=part.donated,
         agree=None if options.estimate is None else agree_on_estimates(captured, options.timeout),
         measured=own,
         fuses=fuses,
+        decisions=decisions,
     )
     gm.recompile()
     running = convert(gm.graph, name=part.label, donated=part.donated)

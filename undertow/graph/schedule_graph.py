@@ -28,6 +28,7 @@ from undertow.graph.split import divide
 from undertow.graph.splittable import RowWork, find_row_work
 from undertow.program import Collective, Join, Order, Program, Task
 from undertow.schedule.buckets import How, Merged
+from undertow.schedule.follow import Decisions, follow
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan, apply_plan, split_as_planned
@@ -123,9 +124,11 @@ def schedule_nodes(
     module_of: ModuleOf | None = None,
     measured: Sequence[Source] = (),
     fuses: bool = True,
+    decisions: Decisions | None = None,
 ) -> Plan:
     """`schedule_graph` for a graph without its module. `measured` sources are asked after
-    `estimate` and before the model; `fuses` says that pointwise work will run fused."""
+    `estimate` and before the model; `fuses` says that pointwise work will run fused; `decisions`
+    are those of other ranks on what to issue, which are followed."""
     block_copies(graph)
     converted = convert(graph, groups, donated=donated, module_of=module_of)
     may_split = split and not manual and (plan is None or bool(plan.splits))
@@ -147,6 +150,7 @@ def schedule_nodes(
         work,
         measured,
         fuses,
+        decisions,
     )
     if converted.program.starts:
         _write_back(converted, work, solution.divided, solution.merged, solution.order)
@@ -177,6 +181,7 @@ def decide(
     work: RowWork | None = None,
     measured: Sequence[Source] = (),
     fuses: bool = True,
+    decisions: Decisions | None = None,
 ) -> Solution:
     """Price and solve the Program of a graph; the graph stays as it is. `work` is what may be
     split, None for nothing."""
@@ -197,6 +202,9 @@ def decide(
         for note in made.notes:
             _log.warning("manual plan: %s", note)
         return solution_of(priced, limits, made.merged, made.order, reprice)
+    if decisions is not None:
+        merged, order = follow(priced, decisions, limits, reprice)
+        return solution_of(priced, limits, merged, order, reprice)
     splitting = None
     if work is not None and work.splittable:
         splitting = Splitting(work.splittable, _piece_pricer(cluster, sources))

@@ -131,8 +131,14 @@ def check_same(
     digest: str,
     detail: Sequence[str] = (),
     timeout: float = TIMEOUT_SECONDS,
-) -> None:
+    *,
+    basis: str = "",
+    offer: Any = None,
+) -> Any:
     """Return if `digest` is the same on all `ranks`; else AgreementError on each of them.
+
+    With a `basis` that is the same on all of them, digests may differ: then all get what the first
+    rank offers instead, to follow it (and None where nothing differs).
 
     The error names the ranks that differ from what most have (from the first rank where there is no
     majority) and the first line in which their `detail` differs, or the ranks that did not come
@@ -142,13 +148,17 @@ def check_same(
     """
 
     def decide(brought: dict[int, Any]) -> Any:
-        most = _held_by_most(brought, ranks[0])
-        same = next(r for r, value in brought.items() if value == most)
-        return [same, [r for r, value in brought.items() if value != most]]
+        digests = {r: value[0] for r, value in brought.items()}
+        most = _held_by_most(digests, ranks[0])
+        same = next(r for r, value in digests.items() if value == most)
+        others = [r for r, value in digests.items() if value != most]
+        can_follow = bool(basis) and all(value[1] == basis for value in brought.values())
+        return [same, others, offer if others and can_follow else None]
 
-    same, others = _decided(store, rank, ranks, key, digest, decide, timeout=timeout)
-    if not others:
-        return
+    brought = [digest, basis]
+    same, others, offered = _decided(store, rank, ranks, key, brought, decide, timeout=timeout)
+    if not others or offered is not None:
+        return offered
     differ = "differs" if len(others) == 1 else "differ"
     try:
         difference = _difference(store, rank, (same, others[0]), key, detail, timeout)
