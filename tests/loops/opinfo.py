@@ -13,16 +13,19 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+import undertow
 from tests.loops.compiling import compile_function
 from undertow.loops.sizes import DynamicShapesError
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bfloat16": torch.bfloat16}
+_OURS = Path(undertow.__file__).parent
 TOGETHER = 24  # samples compiled as one graph
 SAMPLES = 4  # of each operator and dtype, at most
 # Random numbers (some attention drops out), or memory that nobody has written: nothing to compare.
@@ -124,7 +127,7 @@ def _is_ours(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and "undertow" in trace.tb_frame.f_code.co_filename
+    return trace is not None and _OURS in Path(trace.tb_frame.f_code.co_filename).parents
 
 
 def _compare(group: list[Sample], got: list[torch.Tensor]) -> list[str]:

@@ -114,8 +114,12 @@ def all_lowerable(node: fx.Node) -> bool:
     metas.append(node.meta.get("val"))
     for meta in metas:
         for part in meta if isinstance(meta, list | tuple) else (meta,):
-            if not lowerable(part) or (isinstance(part, torch.Tensor) and 0 in part.shape):
+            if not lowerable(part):
                 return False
+            if isinstance(part, torch.Tensor):
+                check_static(part)
+                if 0 in part.shape:
+                    return False
     return True
 
 
