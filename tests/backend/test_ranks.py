@@ -16,11 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.capture.gloo_ranks import Ranks
-from tests.capture.test_gloo_parity import Case, build, one_step, part
+from tests.capture.test_gloo_parity import (
+    Case,
+    build,
+    on_own_data,
+    one_step,
+    share_of_data,
+)
 from undertow.backend import compiled_backward, undertow
 from undertow.capture.full_state import full_state_dict
 from undertow.capture.mesh import Mesh
-from undertow.capture.parallelize import Options, data_dimensions, parallelize
+from undertow.capture.parallelize import Options, parallelize
 from undertow.runtime.notices import counts
 
 pytestmark = pytest.mark.slow
@@ -44,19 +50,11 @@ def parallelized(case: Case, **settings: Any) -> int:
     """On one rank: two compiled steps against one process on the whole batch."""
     torch._dynamo.reset()
     mesh, options = Mesh(case.mesh), Options(case.parallel, **case.options)
-    ways, place = 1, 0
-    for name, size in mesh.dims.items():
-        if name in data_dimensions(options):
-            ways, place = ways * size, place * size + mesh.coordinate(dist.get_rank())[name]
+    ways, place = share_of_data(mesh, options)
     whole = build(case.model, 2 * ways)
     model = parallelize(copy.deepcopy(whole.model), mesh, options)
     run = torch.compile(model, backend=undertow, fullgraph=True, options=settings or None)
-    mine = replace(
-        whole,
-        model=Renamed(model, run),
-        inputs=part(whole.inputs, 2 * place, 2 * place + 2),
-        targets=part(whole.targets, 2 * place, 2 * place + 2),
-    )
+    mine = on_own_data(whole, Renamed(model, run), place)
     return sum(one_step(whole, mine, mesh, options, ways) for _ in range(2))
 
 

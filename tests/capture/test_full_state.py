@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch.distributed as dist
 
 import undertow
 from tests.capture.gloo_ranks import Ranks
-from tests.capture.test_gloo_parity import Case, build, part
+from tests.capture.test_gloo_parity import Case, build, on_own_data, share_of_data
 from undertow.capture.mesh import Mesh, MeshError
-from undertow.capture.parallelize import Options, data_dimensions, parallelize
+from undertow.capture.parallelize import Options, parallelize
 
 pytestmark = pytest.mark.slow
 
@@ -36,19 +35,10 @@ CLIPPED = 0.05
 def trained(case: Case) -> tuple[Any, Any, Any, Any]:
     """A model, and the same one in parallel, after a step of AdamW on clipped gradients."""
     mesh, options = Mesh(case.mesh), Options(case.parallel, **case.options)
-    ways, place = 1, 0
-    for name, size in mesh.dims.items():
-        if name in data_dimensions(options):
-            ways, place = ways * size, place * size + mesh.coordinate(dist.get_rank())[name]
+    ways, place = share_of_data(mesh, options)
     whole = build(case.model, 2 * ways)
     model = parallelize(copy.deepcopy(whole.model), mesh, options)
-    mine = replace(
-        whole,
-        model=model,
-        inputs=part(whole.inputs, 2 * place, 2 * place + 2),
-        targets=part(whole.targets, 2 * place, 2 * place + 2),
-    )
-    for one in (whole, mine):
+    for one in (whole, on_own_data(whole, model, place)):
         one.loss().backward()
     for norm_type in (float("inf"), 1.0, 2.0):  # the last one clips what the others left
         limit = CLIPPED if norm_type == 2.0 else 1e9

@@ -136,29 +136,38 @@ def part(value: Any, start: int, stop: int) -> Any:
     return tuple(part(item, start, stop) for item in value)
 
 
-def compare(case: Case) -> int:
-    """On one rank: two steps, parallel and alone; the number of gradients that were compared."""
-    mesh, options = Mesh(case.mesh), Options(case.parallel, **case.options)
+def share_of_data(mesh: Mesh, options: Options) -> tuple[int, int]:
+    """In how many parts the data is, and which of them is this rank's."""
     import torch.distributed as dist
 
-    copies = [mesh.dims[name] for name in mesh.dims if name in data_dimensions(options)]
-    ways = int(torch.tensor(copies).prod()) if copies else 1
-    whole = build(case.model, 2 * ways)
-    place = 0
+    ways, place = 1, 0
     for name, size in mesh.dims.items():
         if name in data_dimensions(options):
-            place = place * size + mesh.coordinate(dist.get_rank())[name]
-    given: Mesh | DeviceMesh = mesh
-    if case.device_mesh:
-        names = tuple(mesh.dims)
-        given = init_device_mesh("cpu", tuple(mesh.dims.values()), mesh_dim_names=names)
-    model = parallelize(copy.deepcopy(whole.model), given, options)
-    mine = replace(
+            ways, place = ways * size, place * size + mesh.coordinate(dist.get_rank())[name]
+    return ways, place
+
+
+def on_own_data(whole: Example, model: Any, place: int) -> Example:
+    """A model on this rank's two samples."""
+    return replace(
         whole,
         model=model,
         inputs=part(whole.inputs, 2 * place, 2 * place + 2),
         targets=part(whole.targets, 2 * place, 2 * place + 2),
     )
+
+
+def compare(case: Case) -> int:
+    """On one rank: two steps, parallel and alone; the number of gradients that were compared."""
+    mesh, options = Mesh(case.mesh), Options(case.parallel, **case.options)
+    ways, place = share_of_data(mesh, options)
+    whole = build(case.model, 2 * ways)
+    given: Mesh | DeviceMesh = mesh
+    if case.device_mesh:
+        names = tuple(mesh.dims)
+        given = init_device_mesh("cpu", tuple(mesh.dims.values()), mesh_dim_names=names)
+    model = parallelize(copy.deepcopy(whole.model), given, options)
+    mine = on_own_data(whole, model, place)
     compared = 0
     for _ in range(2):
         compared += one_step(whole, mine, mesh, options, ways)

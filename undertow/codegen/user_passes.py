@@ -17,7 +17,7 @@ from undertow.codegen.kernels_plan import Schedule
 from undertow.codegen.kernels_program import arrange, kernel_program, nest_program
 from undertow.errors import OrderError, UndertowError
 from undertow.loops.ir import Lowered, Nest
-from undertow.program import Order, Program, verify
+from undertow.program import Order, Program, stream_sequences, verify
 
 Before = Callable[[Program], Order | Sequence[Order] | None]
 After = Callable[[Program], Order | None]
@@ -69,12 +69,8 @@ def _check_type(name: str, found: Sequence[Any]) -> None:
 
 
 def _verified(name: str, program: Program, order: Order) -> None:
-    sequences: dict[str, list[str]] = {}
-    for start in program.starts:
-        stream = program.streams[program.tasks[start].stream]
-        sequences.setdefault(stream.name, []).append(program.tasks[start].name)
     try:
-        verify(program, order, sequences=sequences)
+        verify(program, order, sequences=stream_sequences(program, Order.captured(program)))
     except OrderError as error:
         raise PassError(
             f"the pass {name} returned an order that computes something else: {error}"
