@@ -1,5 +1,5 @@
-"""PyTorch's operator database, one sample of each operator and dtype; `python -m
-tests.loops.opinfo` runs more of them."""
+"""PyTorch's operator database: a sample of each operator in float32, and of every second one in
+int64 and bfloat16; `python -m tests.loops.opinfo` runs more of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ SHARDS = 8
 def test_operators_give_what_eager_gives(shard: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        count, wrong = opinfo.run(opinfo.op_db[shard::SHARDS], most=1)
+        count, wrong = opinfo.run(opinfo.op_db[shard::SHARDS], most=1, others=2)
     assert not wrong, "\n".join(wrong)
-    assert count > 100
+    assert count > 60
