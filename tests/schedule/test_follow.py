@@ -59,7 +59,7 @@ def test_what_is_not_there_cannot_be_followed() -> None:
     program = described(random_program(rng, 24, plain=True))
     group = program.streams[-1].name
     strange = Decisions({}, {}).with_group(
-        group, {"buckets": [[["nobody", "knows"], "coalesced"]], "sequence": []}
+        group, {"buckets": [{"members": ["nobody", "knows"], "how": "coalesced"}], "sequence": []}
     )
     with pytest.raises(OrderError, match="no collective"):
         follow(program, strange, NO_LIMIT, longer)

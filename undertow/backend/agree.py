@@ -32,7 +32,7 @@ def agree_on(
     if store is None:
         return None
     rank, _ = job.rank_and_world()
-    before = sequences(captured) if captured is not None and decisions is not None else {}
+    before = {} if captured is None else sequences(captured)
     followed = decisions
     for group, lines in sequences(program).items():
         ranks = next(stream.ranks for stream in program.streams if stream.name == group)
@@ -40,12 +40,11 @@ def agree_on(
             continue
         _agreed[group] += 1
         key = f"graph {_agreed[group]} of group {group}"
-        is_known = decisions is not None and group in decisions.sequences
-        basis = _digest(before[group]) if group in before and is_known else ""
-        offer = decisions.group_json(group) if decisions is not None and basis else None
-        digest = _digest(lines)
+        basis, offer = "", None
+        if decisions is not None and group in before:
+            basis, offer = _digest(before[group]), decisions.group_json(group)
         found = agreement.check_same(
-            store, rank, ranks, key, digest, lines, timeout, basis=basis, offer=offer
+            store, rank, ranks, key, _digest(lines), lines, timeout, basis=basis, offer=offer
         )
         if found is not None:
             assert followed is not None

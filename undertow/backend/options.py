@@ -157,12 +157,6 @@ def _least(name: str, value: Any) -> int | None:
     return _count(name, value)
 
 
-def _pass(name: str, value: Any) -> Any:
-    if value is None or callable(value):
-        return value
-    raise OptionError(f"the option {name!r} is {value!r}; give a function of a Program, or None")
-
-
 def _check(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "raise" if value else ""
@@ -171,10 +165,13 @@ def _check(name: str, value: Any) -> str:
     raise OptionError(f"the option {name!r} is {value!r}; give True, False, or 'log'")
 
 
-def _function(name: str, value: Any) -> Any:
-    if value is None or callable(value):
-        return value
-    raise OptionError(f"the option {name!r} is {value!r}; give a function of a node, or None")
+def _function_of(what: str) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        if value is None or callable(value):
+            return value
+        raise OptionError(f"the option {name!r} is {value!r}; give a function of {what}, or None")
+
+    return check
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
@@ -190,11 +187,11 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "fusion": _fusion,
     "random": _random,
     "partition": _least,
-    "before_fusion": _pass,
-    "after_fusion": _pass,
+    "before_fusion": _function_of("a Program"),
+    "after_fusion": _function_of("a Program"),
     "check_memory": _check,
     "timeline": _count,
     "measure_steps": _count,
     "timeout": _seconds,
-    "estimate": _function,
+    "estimate": _function_of("a node"),
 }

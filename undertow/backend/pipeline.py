@@ -62,11 +62,14 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     name_modules(gm.graph)
     if adapt(gm.graph, options, in_place=True):
         gm.recompile()
-    pristine = _copy(gm) if options.is_measuring or _may_follow(gm) else gm
-    known = _known(gm, part, options)
-    measured = _kept(gm, part, options) if known is None else None
+    captured = _captured(gm, part)
+    is_shared = isinstance(captured, Program) and bool(captured.starts)
+    may_differ = is_shared and torch_api.job_store() is not None  # other ranks may decide otherwise
+    pristine = _copy(gm) if options.is_measuring or may_differ else gm
+    known = _known(captured, options)
+    measured = _kept(captured, options) if known is None else None
     clock.lap("prepare")
-    scheduled = schedule(gm, part, options, measured, known)
+    scheduled = schedule(gm, captured, part, options, measured, known)
     clock.lap("schedule")
     if scheduled.program is not None and known is None:
         scheduled = _agreed(scheduled, pristine, options, measured)
@@ -81,7 +84,8 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
         return _boxed(run, part, scheduled.program)
 
     def again(costs: Measured) -> tuple[Scheduled, Run]:
-        anew = _agreed(schedule(_copy(pristine), part, options, costs), pristine, options, costs)
+        anew = schedule(_copy(pristine), captured, part, options, costs)
+        anew = _agreed(anew, pristine, options, costs)
         return anew, _write(anew, options)
 
     def rewritten(anew: Scheduled) -> Run:
@@ -97,19 +101,17 @@ the same collectives that is compiled for other sizes issues them so too: other 
 with the graph that they have."""
 
 
-def _may_follow(gm: fx.GraphModule) -> bool:
-    """Whether there are other ranks, who may decide otherwise."""
-    is_job = torch_api.job_store() is not None
-    return is_job and any(collective_call(node) is not None for node in gm.graph.nodes)
-
-
-def _known(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Decisions | None:
-    """What was agreed for a graph with the same collectives, if that can be followed."""
-    if not _decided or options.plan is not None:
-        return None
+def _captured(gm: fx.GraphModule, part: Part) -> Program | ProgramError:
+    """The Program of the graph as it is, or why there is none."""
     try:
-        captured = convert(gm.graph, name=part.label, donated=part.donated).program
-    except ProgramError:
+        return convert(gm.graph, name=part.label, donated=part.donated).program
+    except ProgramError as error:
+        return error
+
+
+def _known(captured: Program | ProgramError, options: BackendOptions) -> Decisions | None:
+    """What was agreed for a graph with the same collectives, if that can be followed."""
+    if not _decided or options.plan is not None or isinstance(captured, ProgramError):
         return None
     found = _decided.get((same_collectives(captured), str(options.merge)))
     if found is not None:
@@ -136,18 +138,14 @@ def _agreed(
         f"{scheduled.part.label} has other sizes here than on rank 0 of its group, and issues its "
         "collectives as that rank decided",
     )
-    return schedule(_copy(pristine), scheduled.part, options, costs, others)
+    return schedule(_copy(pristine), captured, scheduled.part, options, costs, others)
 
 
-def _kept(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Measured | None:
+def _kept(captured: Program | ProgramError, options: BackendOptions) -> Measured | None:
     """Costs that an earlier run measured for this graph."""
-    if not options.is_measuring:
+    if not options.is_measuring or isinstance(captured, ProgramError) or not captured.starts:
         return None
-    try:
-        program = convert(gm.graph, name=part.label, donated=part.donated).program
-    except ProgramError:
-        return None
-    return kept_costs(program, options.timeout) if program.starts else None
+    return kept_costs(captured, options.timeout)
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
@@ -224,16 +222,15 @@ def _boxed(run: Run, part: Part, program: Program | None) -> Run:
 
 def schedule(
     gm: fx.GraphModule,
+    captured: Program | ProgramError,
     part: Part,
     options: BackendOptions,
     measured: Measured | None = None,
     decisions: Decisions | None = None,
 ) -> Scheduled:
     """Decide on the graph's Program and write the decision back, in place."""
-    try:
-        captured = convert(gm.graph, name=part.label, donated=part.donated).program
-    except ProgramError as error:
-        return _unscheduled(gm, part, error)
+    if isinstance(captured, ProgramError):
+        return _unscheduled(gm, part, captured)
     if not captured.starts:
         return Scheduled(part, gm, captured, captured)
     cluster = _cluster(gm.graph, options)

@@ -56,8 +56,13 @@ def load_full_state_dict(
         )
     parts: dict[str, Any] = {}
     for key in (key for key in own if key in state):
-        parts[key] = part_of(state[key], placed[key], key) if key in placed else state[key]
-        _check_shape(key, parts[key], own[key])
+        given, placement = state[key], placed.get(key)
+        if isinstance(given, Tensor) and isinstance(own[key], Tensor):
+            wanted = own[key].shape if placement is None else _full_shape(placement)
+            if given.shape != wanted:
+                shapes = f"{tuple(wanted)}, not {tuple(given.shape)}"
+                raise MeshError(f"{key} should have the shape {shapes}")
+        parts[key] = given if placement is None else part_of(given, placement)
     model.load_state_dict(parts, strict=False)
 
 
@@ -78,11 +83,7 @@ def load_full_optimizer_state_dict(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
     """Give an optimizer of a parallelised model what one of the whole model had."""
-
-    def part(value: Tensor, placement: Placement) -> Tensor:
-        return part_of(value, placement, f"the optimizer's state of {placement.path}")
-
-    optimizer.load_state_dict(_with_tensors(model, optimizer, state, part, of_parts=False))
+    optimizer.load_state_dict(_with_tensors(model, optimizer, state, part_of, of_parts=False))
 
 
 def whole_of(part: Tensor, placement: Placement) -> Tensor:
@@ -98,11 +99,8 @@ def whole_of(part: Tensor, placement: Placement) -> Tensor:
     return part
 
 
-def part_of(whole: Tensor, placement: Placement, name: str) -> Tensor:
+def part_of(whole: Tensor, placement: Placement) -> Tensor:
     """What this rank holds of a whole parameter."""
-    wanted = _full_shape(placement)
-    if whole.shape != wanted:
-        raise MeshError(f"{name} should have the shape {tuple(wanted)}, not {tuple(whole.shape)}")
     if placement.cut is not None:
         whole = placement.cut.part(whole)
     return placement.split(whole)
@@ -191,11 +189,6 @@ def _keeper(rank0_only: bool) -> Callable[[Any], Any]:
 
 def _is_kept(rank0_only: bool) -> bool:
     return not rank0_only or dist.get_rank() == 0
-
-
-def _check_shape(key: str, given: Any, own: Any) -> None:
-    if isinstance(given, Tensor) and isinstance(own, Tensor) and given.shape != own.shape:
-        raise MeshError(f"{key} should have the shape {tuple(own.shape)}, not {tuple(given.shape)}")
 
 
 def _some(what: str, keys: list[str]) -> str:

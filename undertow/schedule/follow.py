@@ -7,15 +7,15 @@ share is what they issue. Which compute lies between is for each to decide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any
 
 from undertow.errors import OrderError, ProgramError
 from undertow.program import Order, Program, stream_sequences
-from undertow.schedule.buckets import Bucket, How, Merged, Reprice, merge
+from undertow.schedule.buckets import Bucket, Merged, Reprice, merge
 from undertow.schedule.collective_order import pin_collectives, restore_sequences
 from undertow.schedule.limits import Limits
-from undertow.schedule.plan import Plan
+from undertow.schedule.plan import Plan, bucket_json, read_bucket
 from undertow.schedule.solve import solve
 
 
@@ -29,21 +29,17 @@ class Decisions:
     def with_group(self, group: str, data: Any) -> Decisions:
         """The same with one group's decisions as `group_json` gave them."""
         try:
-            buckets = tuple(Bucket(tuple(members), how) for members, how in data["buckets"])
+            buckets = tuple(read_bucket(bucket) for bucket in data["buckets"])
             sequence = tuple(data["sequence"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError) as error:
             raise ProgramError(
                 f"decisions on collectives do not have the right form: {error}"
             ) from error
-        if any(bucket.how not in get_args(How) for bucket in buckets):
-            raise ProgramError(
-                f"decisions on collectives know a bucket that is none of {get_args(How)}"
-            )
         return Decisions({**self.buckets, group: buckets}, {**self.sequences, group: sequence})
 
     def group_json(self, group: str) -> dict[str, Any]:
         return {
-            "buckets": [[list(b.members), b.how] for b in self.buckets.get(group, ())],
+            "buckets": [bucket_json(bucket) for bucket in self.buckets.get(group, ())],
             "sequence": list(self.sequences[group]),
         }
 
@@ -89,8 +85,7 @@ def follow(
 
 def _in_sequence(program: Program, order: Order, sequences: Mapping[str, Sequence[str]]) -> Order:
     """The order with these sequences, whatever that takes in memory: ranks must not differ."""
-    unlimited = replace(Limits(), peak_ratio=None)
-    restored = restore_sequences(program, order, sequences, unlimited)
+    restored = restore_sequences(program, order, sequences, Limits(peak_ratio=None))
     issued = stream_sequences(program, restored)
     for group, names in sequences.items():
         if issued[group] != tuple(names):

@@ -60,9 +60,7 @@ class Plan:
             "planned": asdict(self.planned),
             "bound_ns": self.bound_ns,
             "digest": self.digest,
-            "buckets": [
-                {"members": list(bucket.members), "how": bucket.how} for bucket in self.buckets
-            ],
+            "buckets": [bucket_json(bucket) for bucket in self.buckets],
             "splits": [asdict(split) for split in self.splits],
             "order": list(self.order),
         }
@@ -84,7 +82,7 @@ class Plan:
             return Plan(
                 data["program"],
                 tuple(data["order"]),
-                tuple(_read_bucket(bucket) for bucket in data["buckets"]),
+                tuple(read_bucket(bucket) for bucket in data["buckets"]),
                 Limits(**data["limits"]),
                 Figures(**data["captured"]),
                 Figures(**data["planned"]),
@@ -178,7 +176,11 @@ def _check_buckets(program: Program, buckets: Sequence[Bucket]) -> None:
             )
 
 
-def _read_bucket(data: Any) -> Bucket:
+def bucket_json(bucket: Bucket) -> dict[str, Any]:
+    return {"members": list(bucket.members), "how": bucket.how}
+
+
+def read_bucket(data: Any) -> Bucket:
     """Plans that know no other way than coalesced list the members alone."""
     if isinstance(data, list):
         return Bucket(tuple(data))
