@@ -108,7 +108,7 @@ def test_descriptions_modules_and_sources_are_kept():
                 ({"groups": [{"name": "g", "links": "inter"}]}, "must be a list of names"),
                 ({"policies": [[None, "a"]]}, "names None as a task"),
                 ({"tasks": [{"name": "a", "kind": "compute", "ns": 2**70}]}, "makes no sense"),
-                ({"tasks": [{"name": "a", "kind": "compute", "launches": "no"}]}, "true or false"),
+                ({"tasks": [{"name": "a", "kind": "compute", "launches": "no"}]}, "true, false"),
                 (
                     {
                         "tasks": [

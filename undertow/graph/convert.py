@@ -237,27 +237,31 @@ class _Conversion:
     def _after(self, node: fx.Node) -> tuple[int, ...]:
         """Views and host values among the arguments: they come first, and no buffer says so."""
         through = self._through
-        return tuple(dict.fromkeys([through[a] for a in node.all_input_nodes if a in through]))
+        found = [through[arg] for arg in node.all_input_nodes if arg in through]
+        return tuple(dict.fromkeys(found)) if found else ()
 
     def _held_by(self, nodes: Collection[fx.Node]) -> tuple[int, ...]:
+        if len(nodes) == 1:
+            (only,) = nodes
+            return self._buffers.get(only, ())
         held = [buffer for arg in nodes for buffer in self._buffers.get(arg, ())]
         return tuple(dict.fromkeys(held))
 
     def _hold(self, node: fx.Node, lifetime: Lifetime) -> tuple[int, ...]:
         """The buffers that a node's tensors are in, made where a storage is new."""
-        found: list[int] = []
-        for k, key in enumerate(self._values.storages(node)):
-            if key not in self.buffer_of:
+        buffer_of, storages = self.buffer_of, self._values.storages(node)
+        for k, key in enumerate(storages):
+            if key not in buffer_of:
                 is_output = lifetime is Lifetime.INTERMEDIATE and key in self._outputs
-                suffix = f".{len(found)}" if found else ""
-                tensor = self._values.tensors(node)[k]
-                self.buffer_of[key] = self.builder.buffer(
-                    node.name + suffix,
-                    number(tensor.untyped_storage().nbytes()),
+                storage = self._values.tensors(node)[k].untyped_storage()
+                buffer_of[key] = self.builder.buffer(
+                    f"{node.name}.{k}" if k else node.name,
+                    number(storage.nbytes()),
                     Lifetime.OUTPUT if is_output else lifetime,
                 )
-            found.append(self.buffer_of[key])
-        return tuple(dict.fromkeys(found))
+        if len(storages) == 1:
+            return (buffer_of[storages[0]],)
+        return tuple(dict.fromkeys([buffer_of[key] for key in storages]))
 
     def _place(self, node: fx.Node) -> str:
         given = self._module_of(node) if self._module_of is not None else None

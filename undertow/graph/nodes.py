@@ -65,8 +65,10 @@ class Values:
 def _look(value: Any) -> object:
     if isinstance(value, Tensor):
         sizes = *value.shape, *value.stride()
-        is_plain = all(type(size) is int for size in sizes)
-        return (*sizes, value.dtype, value.dim()) if is_plain else None
+        for size in sizes:
+            if type(size) is not int:
+                return None
+        return sizes, value.dtype
     if isinstance(value, _SEQUENCES):
         looks = tuple([_look(item) for item in value])
         return None if None in looks else looks

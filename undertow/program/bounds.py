@@ -113,8 +113,7 @@ def _stream_totals(program: Program) -> list[int]:
     launches = 0
     for task in program.tasks:
         totals[task.stream] += task.ns
-        if task.launches and task.kind is not Kind.VIEW:
-            launches += 1
+        launches += task.host_launches
     totals[HOST_STREAM] += program.machine.launch_ns * launches
     return totals
 
@@ -172,8 +171,7 @@ def _heads(program: Program) -> _Heads:
             if reached > place:
                 place = reached
         if kinds[i] is not Kind.VIEW:
-            if tasks[i].launches:
-                on_host += launch
+            on_host += launch * tasks[i].launches
             place = max(place, on_host)
         launched[i], ready[i] = on_host, place
         begin[i] = max(place, earliest)

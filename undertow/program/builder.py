@@ -93,7 +93,8 @@ class ProgramBuilder:
     def buffer(self, name: str, nbytes: int, lifetime: Lifetime = Lifetime.INTERMEDIATE) -> int:
         if name in self._buffer_index:
             raise ProgramError(f"there are two buffers called {name!r}; names must be unique")
-        _check_whole(f"buffer {name!r}", "bytes", nbytes, _MOST_NBYTES)
+        if type(nbytes) is not int or not 0 <= nbytes <= _MOST_NBYTES:
+            raise _no_whole_number(f"buffer {name!r}", "bytes", nbytes, _MOST_NBYTES)
         self._buffers.append(Buffer(name, nbytes, lifetime))
         self._access.append(_Access())
         self._buffer_index[name] = len(self._buffers) - 1
@@ -224,6 +225,17 @@ class ProgramBuilder:
         for buffer, access in zip(self._buffers, self._access, strict=True):
             if buffer.lifetime is Lifetime.OUTPUT and access.writer < 0:
                 raise ProgramError(f"output buffer {buffer.name!r} is never written by any task")
+        return Program(
+            self.name,
+            tuple(self._tasks),
+            tuple(self._buffers),
+            tuple(self._streams),
+            tuple(self._with_policies() if self._policies else self._hazards),
+            self.machine,
+        )
+
+    def _with_policies(self) -> list[Hazard]:
+        """All hazards in their order, those of policies where no other says the same."""
         policies = [
             (self._task_ref("a policy", s), self._task_ref("a policy", d))
             for s, d in self._policies
@@ -235,31 +247,26 @@ class ProgramBuilder:
         }
         for src, dst in policies:
             strongest.setdefault((dst, src), Hazard(src, dst, HazardKind.POLICY))
-        return Program(
-            self.name,
-            tuple(self._tasks),
-            tuple(self._buffers),
-            tuple(self._streams),
-            tuple(strongest[key] for key in sorted(strongest)),
-            self.machine,
-        )
+        return [strongest[key] for key in sorted(strongest)]
 
     def _add(self, task: Task, after: Iterable[Ref]) -> int:
         if task.name in self._task_index:
             raise ProgramError(f"there are two tasks called {task.name!r}; names must be unique")
-        _check_whole(f"task {task.name!r}", "ns", task.ns, _MOST_NS)
+        if type(task.ns) is not int or not 0 <= task.ns <= _MOST_NS:
+            raise _no_whole_number(f"task {task.name!r}", "ns", task.ns, _MOST_NS)
         index = len(self._tasks)
         found: dict[int, Hazard] = {}
         for ref in after:
-            src = self._task_ref(f"task {task.name!r}", ref)
-            _keep_strongest(found, Hazard(src, index, HazardKind.RAW))
+            if type(ref) is not int or not 0 <= ref < index:
+                ref = self._task_ref(f"task {task.name!r}", ref)
+            found[ref] = Hazard(ref, index, HazardKind.RAW)
         self._read(task, index, found)
         self._write(task, index, found)
         if task.kind is Kind.START:
             self._send(task, index)
         elif task.kind is Kind.WAIT:
             self._release(task, index, found)
-        self._hazards.extend(found[src] for src in sorted(found))
+        self._hazards += [found[src] for src in sorted(found)] if len(found) > 1 else found.values()
         self._tasks.append(task)
         self._task_index[task.name] = index
         return index
@@ -357,9 +364,9 @@ class ProgramBuilder:
     def _buffer_refs(self, task: str, refs: Iterable[Ref]) -> tuple[int, ...]:
         count = len(self._buffers)
         given = tuple(refs)
-        plain = [ref for ref in given if type(ref) is int and 0 <= ref < count]
-        if len(set(plain)) == len(given):
-            return tuple(plain)  # as most come: nothing to look up
+        plain = {ref for ref in given if type(ref) is int and 0 <= ref < count}
+        if len(plain) == len(given):
+            return given  # type: ignore[return-value]  # as most come: nothing to look up
         return tuple(
             dict.fromkeys(
                 self._resolve(
@@ -404,19 +411,21 @@ class ProgramBuilder:
 
     def _check_machine(self) -> None:
         machine = self.machine
-        _check_whole("the machine's launch", "ns", machine.launch_ns, _MOST_NS)
+        launch_ns = machine.launch_ns
+        if type(launch_ns) is not int or not 0 <= launch_ns <= _MOST_NS:
+            raise _no_whole_number("the machine's launch", "ns", launch_ns, _MOST_NS)
         slowdowns = (machine.compute_slowdown_permille, machine.communication_slowdown_permille)
         if min(slowdowns) < 1000:
             raise ProgramError("a slowdown is at least 1000 permille: contention never speeds up")
 
 
-def _check_whole(what: str, unit: str, value: int, most: int) -> None:
+def _no_whole_number(what: str, unit: str, value: int, most: int) -> ProgramError:
+    """Of a number that is none, negative or too large."""
     if type(value) is not int:
-        raise ProgramError(f"{what} has {value!r} {unit}; that must be a whole number")
+        return ProgramError(f"{what} has {value!r} {unit}; that must be a whole number")
     if value < 0:
-        raise ProgramError(f"{what} has {value} {unit}; that cannot be negative")
-    if value > most:
-        raise ProgramError(f"{what} has {value} {unit}; more than {most} makes no sense here")
+        return ProgramError(f"{what} has {value} {unit}; that cannot be negative")
+    return ProgramError(f"{what} has {value} {unit}; more than {most} makes no sense here")
 
 
 def _keep_strongest(found: dict[int, Hazard], hazard: Hazard) -> None:

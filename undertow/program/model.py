@@ -17,6 +17,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from undertow.program.record import record
+
 E = TypeVar("E", bound=StrEnum)
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -98,7 +100,7 @@ class OpClass(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Work:
     """Description of a compute task: what must be known to price it on any device."""
 
@@ -126,7 +128,7 @@ class Join(StrEnum):
     ALONE = "alone"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Collective:
     """Description of a collective; its ranks are those of the stream that its start runs on."""
 
@@ -138,7 +140,7 @@ class Collective:
     join: Join = Join.ANY  # as far as its operator goes; what else must hold: schedule.buckets
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Buffer:
     """Bytes with a lifetime. Aliases and views of one storage are one buffer."""
 
@@ -160,7 +162,7 @@ class Stream:
     links: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Task:
     """One thing the host launches."""
 
@@ -174,7 +176,7 @@ class Task:
     load_permille: int = (
         1000  # of a start: share of its links' bandwidth that it uses while it runs
     )
-    launches: bool = True  # False where another task's launch covers it (one fused kernel)
+    launches: int = 1  # 0 where another task's launch covers it (one fused kernel)
     work: Work | Collective | None = None
     module: str = ""  # path of the module it comes from
     priced_by: str = ""  # which source of costs filled `ns`
@@ -182,9 +184,9 @@ class Task:
     @property
     def host_launches(self) -> int:
         """How many launches this task costs the host: none for views and covered tasks."""
-        return int(self.launches and self.kind is not Kind.VIEW)
+        return 0 if self.kind is Kind.VIEW else self.launches
 
-    def timed(self, ns: int, launches: bool) -> Task:
+    def timed(self, ns: int, launches: int) -> Task:
         """The same task with other times."""
         return self._changed(self.reads, self.writes, ns, self.start, launches)
 
@@ -199,7 +201,7 @@ class Task:
         return self._changed(self.reads, self.writes, self.ns, start, self.launches)
 
     def _changed(
-        self, reads: tuple[int, ...], writes: tuple[int, ...], ns: int, start: int, launches: bool
+        self, reads: tuple[int, ...], writes: tuple[int, ...], ns: int, start: int, launches: int
     ) -> Task:
         """Written out: dataclasses.replace takes three times as long, and programs have many
         tasks."""
@@ -246,6 +248,17 @@ class Arrays:
     nbytes: IntArray  # per buffer
     there_before: BoolArray  # per buffer
     stays: BoolArray  # per buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """The hazards of a Program, part by part."""
+
+    src: IntArray
+    dst: IntArray
+    strength: IntArray
+    kinds: list[HazardKind]
+    buffers: list[int]
 
 
 @dataclass(frozen=True)
@@ -320,6 +333,14 @@ class Program:
             np.array(self.there_before, dtype=bool),
             np.array(self.stays, dtype=bool),
         )
+
+    @cached_property
+    def edges(self) -> Edges:
+        columns = list(zip(*self.hazards, strict=True)) or [(), (), (), ()]
+        src, dst = (np.array(column, dtype=np.int64) for column in columns[:2])
+        kinds, buffers = list(columns[2]), list(columns[3])
+        strength = np.array([kind.strength for kind in kinds], dtype=np.int64)
+        return Edges(src, dst, strength, kinds, buffers)
 
     @property
     def is_contended(self) -> bool:

@@ -110,8 +110,8 @@ def _task_to_json(program: Program, task: Task, after: list[str]) -> Json:
         data["ns"] = task.ns
     if task.load_permille != 1000:
         data["load_permille"] = task.load_permille
-    if not task.launches:
-        data["launches"] = False
+    if task.launches != 1:
+        data["launches"] = bool(task.launches) and task.launches
     if task.work is not None:
         data["work"] = _plain(task.work)
     for name in ("module", "priced_by"):
@@ -132,8 +132,9 @@ class _TaskReader:
         common: Json = {"after": data.get("after", ()), "module": data.get("module", "")}
         touched: Json = {"reads": data.get("reads", ()), "writes": data.get("writes", ())}
         self.more.append({key: data[key] for key in ("launches", "priced_by") if key in data})
-        if not isinstance(data.get("launches", False), bool):
-            raise ProgramError(f"task {name!r}: launches must be true or false")
+        launches = data.get("launches", True)
+        if not isinstance(launches, int) or launches < 0:
+            raise ProgramError(f"task {name!r}: launches must be true, false or how many")
         ns = data.get("ns", 0)
         if kind is Kind.COMPUTE:
             builder.compute(name, **touched, **common, ns=ns, work=_read_work(data))

@@ -100,8 +100,7 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
         if kind is Kind.VIEW:
             ready[i] = begin[i] = end[i] = compute
             continue
-        if task.launches:
-            host += launch
+        host += launch * task.launches
         if kind is Kind.HOST:
             host = times.run_on_host(program, i, host)
             continue

@@ -189,7 +189,7 @@ class _Beam:
             return None
         compute, launched, free, flying = state.compute, state.launched, state.free, state.flying
         if task.kind is not Kind.VIEW:
-            launched += self.program.machine.launch_ns if task.launches else 0
+            launched += self.program.machine.launch_ns * task.launches
             compute = max(compute, launched)
         if task.kind is Kind.COMPUTE:
             compute += task.ns

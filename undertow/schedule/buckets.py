@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
-import numpy as np
-
-from undertow.program import Collective, CollectiveKind, Hazard, Join, Kind, Program, Task
+from undertow.program import Collective, CollectiveKind, Join, Kind, Program, Task
 from undertow.schedule.bucket_copies import (
     CopiedStart,
     Copies,
@@ -29,6 +26,7 @@ from undertow.schedule.bucket_copies import (
 from undertow.schedule.bucket_copies import (
     Reprice as Reprice,
 )
+from undertow.schedule.contract import contracted_order, moved_hazards
 
 How = Literal["coalesced", "copied"]
 
@@ -226,9 +224,10 @@ def merge(program: Program, buckets: Sequence[Bucket], reprice: Reprice | None) 
     chosen = list(buckets)
     while True:
         leader = _leaders(program, chosen)
-        order, stuck = _contracted_order(program, leader)
+        members = _led(leader)
+        order, stuck = contracted_order(program, leader, members)
         if not stuck:
-            return _rebuild(program, tuple(chosen), leader, order, reprice)
+            return _rebuild(program, tuple(chosen), leader, members, order, reprice)
         bad = {leader[task] for task in stuck}
         chosen = [bucket for bucket in chosen if program.index[bucket.members[0]] not in bad]
 
@@ -277,37 +276,20 @@ def _leaders(program: Program, buckets: Sequence[Bucket]) -> list[int]:
     return leader
 
 
-def _contracted_order(program: Program, leader: list[int]) -> tuple[list[int], set[int]]:
-    """The captured order adapted to the buckets, and the members of buckets that close a cycle."""
-    missing = [0] * len(program)
-    after: list[list[int]] = [[] for _ in leader]
-    for target, sources in enumerate(program.predecessors):
-        into = leader[target]
-        for source in sources:
-            first = leader[source]
-            if first != into:
-                missing[into] += 1
-                after[first].append(into)
-    ready = [task for task, first in enumerate(leader) if first == task and not missing[task]]
-    leaders = sum([first == task for task, first in enumerate(leader)])
-    order = []
-    while ready:
-        task = heappop(ready)
-        order.append(task)
-        for target in after[task]:
-            missing[target] -= 1
-            if not missing[target]:
-                heappush(ready, target)
-    if len(order) == leaders:
-        return order, set()
-    placed = set(order)
-    return order, {t for t, first in enumerate(leader) if first != t and first not in placed}
+def _led(leader: Sequence[int]) -> dict[int, list[int]]:
+    """Per task that leads others, all that it leads and itself, in captured order."""
+    found: dict[int, list[int]] = {}
+    for member, first in enumerate(leader):
+        if member != first:
+            found.setdefault(first, [first]).append(member)
+    return {first: sorted(group) for first, group in found.items()}
 
 
 def _rebuild(
     program: Program,
     buckets: tuple[Bucket, ...],
     leader: list[int],
+    members: dict[int, list[int]],
     order: list[int],
     reprice: Reprice,
 ) -> Merged:
@@ -315,11 +297,6 @@ def _rebuild(
     for position, old in enumerate(order):
         place[old] = position
     now_at = [place[first] for first in leader]
-    merged: dict[int, list[int]] = {}
-    for member, first in enumerate(leader):
-        if member != first:
-            merged.setdefault(first, [first]).append(member)
-    members = {first: sorted(found) for first, found in merged.items()}
     tasks: list[Task] = []
     for old in order:
         task = program.tasks[old]
@@ -336,31 +313,30 @@ def _rebuild(
         else:
             task = tasks[place[old]]
             tasks[place[old]] = reprice(task, program.streams[task.stream].ranks)
-    whole = replace(
-        program,
-        tasks=tuple(tasks),
-        hazards=moved_hazards(program.hazards, now_at),
-    )
+    hazards, before = moved_hazards(program, now_at, len(order))
+    whole = replace(program, tasks=tuple(tasks), hazards=hazards)
+    whole.__dict__["predecessors"] = before
+    whole.__dict__["touches"] = _touched(program, whole, order, [place[old] for old in members])
     origins = [tuple(members[old]) if old in members else (old,) for old in order]
     if not copied:
         return Merged(whole, buckets, tuple(origins))
     return _with_copies(program, Merged(whole, buckets, tuple(origins)), copied, reprice)
 
 
-def moved_hazards(hazards: Sequence[Hazard], now_at: list[int]) -> tuple[Hazard, ...]:
-    """Between the tasks that now stand for those of old: of each pair the strongest."""
-    if not hazards:
-        return ()
-    place = np.asarray(now_at, dtype=np.int64)
-    src = place[[hazard[0] for hazard in hazards]]
-    dst = place[[hazard[1] for hazard in hazards]]
-    strength = np.array([hazard[2].strength for hazard in hazards], dtype=np.int64)
-    order = np.lexsort((-strength, src, dst))
-    order = order[src[order] != dst[order]]
-    pairs = src[order] + dst[order] * len(now_at)
-    order = order[np.diff(pairs, prepend=-1) != 0]
-    moved = zip(src[order].tolist(), dst[order].tolist(), order.tolist(), strict=True)
-    return tuple([Hazard(a, b, hazards[k][2], hazards[k][3]) for a, b, k in moved])
+def _touched(
+    program: Program, whole: Program, order: list[int], merged_at: list[int]
+) -> tuple[tuple[int, ...], ...]:
+    """What the tasks of the whole touch, where it is not what they touched before: of starts that
+    were merged, and their waits."""
+    touched = list(map(program.touches.__getitem__, order))
+    for start in merged_at:
+        waits = whole.waits_of[start]
+        for place in (start, *waits):
+            task = whole.tasks[place]
+            touched[place] = tuple(dict.fromkeys(task.reads + task.writes))
+        if waits:
+            touched[waits[0]] = tuple(dict.fromkeys(touched[waits[0]] + touched[start]))
+    return tuple(touched)
 
 
 def _with_copies(

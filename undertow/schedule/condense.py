@@ -1,7 +1,7 @@
 """Runs of tasks that always stay together, as one task each: two in five tasks of a step are free.
 
-Views follow what they look at, and the later members of a fused kernel follow the first: a solver
-that places runs instead of tasks has fewer to place. Buffers that only live inside a run become
+Views follow what they look at, the later members of a fused kernel the first, and short kernels
+what they need: a solver that places runs instead of tasks has fewer to place. Buffers that only live inside a run become
 one, as large as the run needs; memory is never counted too low by that.
 """
 
@@ -24,10 +24,12 @@ from undertow.program import (
 )
 from undertow.program.model import IntArray, Work
 from undertow.schedule.bucket_copies import CASTS
-from undertow.schedule.buckets import Merged, Reprice, merge, moved_hazards
+from undertow.schedule.buckets import Merged, Reprice, merge
+from undertow.schedule.contract import moved_hazards
 
-_LITTLE_SHARE = 1000  # of the captured peak: what a run may count too much
+_LITTLE_SHARE = 100  # of the captured peak: what a run may count too much
 _SHORT_SHARE = 500_000  # of all compute: what takes less need not be told apart
+_RUN_SHARE = 4_000  # of all compute: what kernels of one run take at most together
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +64,28 @@ def condense(program: Program) -> Condensed:
     """The Program with every run of tasks that stay together as one task."""
     run_of, runs = _Runs(program).found()
     tasks, buffers = _Tasks(program, run_of).made(runs)
-    hazards = moved_hazards(program.hazards, run_of)
+    hazards, before = moved_hazards(program, run_of, len(runs))
     made = replace(program, tasks=tasks, buffers=buffers, hazards=hazards)
+    made.__dict__["predecessors"] = before
     return Condensed(made, program, tuple(map(tuple, runs)))
 
 
 class _Runs:
     """Finds the runs, which one after another are a legal order: a view joins the last of what it
-    needs, a covered task that takes next to no time the compute right before it, which it needs."""
+    needs, a covered or short task the compute right before it, which it needs."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._runs: list[list[int]] = []
         self._may_be_joined: list[bool] = []  # per run
         self._freed = 0  # by the tasks of the last run, of what others made
+        self._taken_ns = 0  # by the tasks of the last run
         self._last_use: list[int] = liveness(program, Order.captured(program)).last.tolist()
         memory = profile_memory(program)
         self._room: list[int] = (memory.peak_nbytes - memory.during).tolist()  # per task
         self._little = memory.peak_nbytes // _LITTLE_SHARE
         compute_ns = sum([task.ns for task in program.tasks if task.kind is Kind.COMPUTE])
-        self._short_ns = compute_ns // _SHORT_SHARE
+        self._short_ns, self._run_ns = compute_ns // _SHORT_SHARE, compute_ns // _RUN_SHARE
 
     def found(self) -> tuple[list[int], list[list[int]]]:
         """Per task the run that it is in, and the runs."""
@@ -91,7 +95,7 @@ class _Runs:
             into = max([run_of[source] for source in sources[index]], default=-1)
             if task.kind is Kind.VIEW:
                 into = into if self._is_free(index, into) else -1
-            elif into < len(runs) - 1 or not self._is_covered(index):
+            elif into < len(runs) - 1 or not self._goes_on(index):
                 into = -1
             if into < 0 or not self._may_be_joined[into]:
                 into = len(runs)
@@ -99,10 +103,11 @@ class _Runs:
                 # Buckets look at what surrounds a start: that stays as it is.
                 is_near_start = task.kind is Kind.START or _may_be_folded(self._program, index)
                 self._may_be_joined.append(not is_near_start)
-                self._freed = 0
+                self._freed = self._taken_ns = 0
             runs[into].append(index)
             run_of.append(into)
             if into == len(runs) - 1 and task.kind is Kind.COMPUTE:
+                self._taken_ns += task.ns
                 self._freed += self._frees(index, runs[into][0])
         return run_of, runs
 
@@ -113,13 +118,17 @@ class _Runs:
             return True
         return set(program.touches[view]) <= set(program.touches[wait])
 
-    def _is_covered(self, index: int) -> bool:
-        """Whether a task is part of the kernel before it. All that a run reads counts as there
-        until it ends: that must be little, and not show in the captured order's peak."""
+    def _goes_on(self, index: int) -> bool:
+        """Whether a task is part of the kernel before it, or takes so little after what it needs
+        that nothing would begin between them. All that a run reads counts as there until it ends:
+        that must be little, and not show in the captured order's peak."""
         program, task = self._program, self._program.tasks[index]
-        if task.kind is not Kind.COMPUTE or task.launches or not self._runs:
+        if task.kind is not Kind.COMPUTE or not self._runs:
             return False
-        if task.ns > self._short_ns or _may_be_folded(program, index):
+        is_short = task.ns <= self._short_ns and not task.launches
+        if not is_short and self._taken_ns + task.ns > self._run_ns:
+            return False
+        if _may_be_folded(program, index):
             return False
         is_compute = program.tasks[self._runs[-1][0]].kind is Kind.COMPUTE
         return is_compute and self._freed <= min(self._room[index], self._little)
@@ -201,7 +210,8 @@ class _Tasks:
             kept.append(len(self._buffers) - 1)
         reads_kept = tuple([b for b in reads if not self._is_inner[b]])
         ns = sum([task.ns for task in members])
-        return head.touching(reads_kept, tuple(kept)).timed(ns, head.launches)
+        launches = sum([task.host_launches for task in members])
+        return head.touching(reads_kept, tuple(kept)).timed(ns, launches)
 
     def _made_peak(self, members: Sequence[Task], made: set[int]) -> int:
         """The most bytes of what the run makes that are there at a time."""

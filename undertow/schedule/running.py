@@ -108,8 +108,7 @@ class Clock:
         if task.kind is Kind.VIEW:
             self.done[index] = self.compute
             return
-        if task.launches:
-            self.host += self._program.machine.launch_ns
+        self.host += self._program.machine.launch_ns * task.launches
         if task.kind is Kind.HOST:
             self._run_on_host(index, task.ns)
             return
