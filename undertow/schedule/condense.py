@@ -1,8 +1,8 @@
 """Runs of tasks that always stay together, as one task each: two in five tasks of a step are free.
 
 Views follow what they look at, the later members of a fused kernel the first, and short kernels
-what they need: a solver that places runs instead of tasks has fewer to place. Buffers that only live inside a run become
-one, as large as the run needs; memory is never counted too low by that.
+what they need: a solver that places runs instead of tasks has fewer to place. Buffers that only
+live inside a run become one, as large as the run needs; memory is never counted too low by that.
 """
 
 from __future__ import annotations
