@@ -82,7 +82,7 @@ def _loop(text: Text, this: Pass, low: str, high: str, sums: list[int], count: i
     clauses = text.simd_clauses(sums)
     if not kernel.inner:
         text.open("{")
-        _iteration(text, this, sums)
+        iteration(text, this, sums)
         text.close()
         return
     if _has_open_tail(text, clauses, low, high, count):
@@ -98,14 +98,14 @@ def _loop(text: Text, this: Pass, low: str, high: str, sums: list[int], count: i
             text.put(f"#pragma omp simd{clauses}")
         end = f"{whole}L" if rest else high
         text.open(f"for (i64 i{last} = {low}; i{last} < {end}; ++i{last}) {{")
-        _iteration(text, this, sums)
+        iteration(text, this, sums)
         text.close()
     if rest:
         text.put(f"#pragma omp simd{clauses}")
         text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
         text.open(f"if (lane < {rest}) {{")
         text.put(f"const i64 i{last} = {whole}L + lane;")
-        _iteration(text, this, sums)
+        iteration(text, this, sums)
         text.close()
         text.close()
     _write_narrow(text, this, high)
@@ -172,14 +172,14 @@ def _open_tail(text: Text, this: Pass, sums: list[int], clauses: str, high: str)
     text.put(f"const i64 rest = {high} % {VECTOR}, full = rest > 1 ? {high} - rest : {high};")
     text.put(f"#pragma omp simd{clauses}")
     text.open(f"for (i64 i{last} = 0; i{last} < full; ++i{last}) {{")
-    _iteration(text, this, sums)
+    iteration(text, this, sums)
     text.close()
     text.open(f"if (full < {high}) {{")
     text.put(f"#pragma omp simd{clauses}")
     text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
     text.open("if (lane < rest) {")
     text.put(f"const i64 i{last} = full + lane;")
-    _iteration(text, this, sums)
+    iteration(text, this, sums)
     for _ in range(4):
         text.close()
 
@@ -197,10 +197,16 @@ def _is_maskable(text: Text) -> bool:
     return types <= {"f32", "bool", "i32"} and stored <= {"f32", "i64"} and plain
 
 
-def _iteration(text: Text, this: Pass, sums: list[int]) -> None:
+def iteration(text: Text, this: Pass, sums: list[int]) -> None:
     """What the innermost loop does for one element."""
+    _values(text, this, this.body, text.linear())
+    finish_iteration(text, this, sums)
+
+
+def finish_iteration(text: Text, this: Pass, sums: list[int]) -> None:
+    """What is done with the values of an element: they are kept, stored and summed."""
     kernel = text.kernel
-    element_body(text, this, text.linear())
+    _keep(text, this, text.linear())
     for number in sums:
         text.accumulate(number, "t")
     for number in this.late:
@@ -225,6 +231,10 @@ def _values(text: Text, this: Pass, numbers: list[int], place: str) -> None:
 
 def element_body(text: Text, this: Pass, place: str) -> None:
     _values(text, this, this.body, place)
+    _keep(text, this, place)
+
+
+def _keep(text: Text, this: Pass, place: str) -> None:
     for number in this.keeps:
         text.put(f"s{number}[{place}] = v{number};")
     for store in this.stores:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from undertow.codegen.cpp_lanes import write_lanes
 from undertow.codegen.cpp_ops import STORED
 from undertow.codegen.cpp_rows import write_row
+from undertow.codegen.cpp_scan import chunk_nbytes
 from undertow.codegen.cpp_text import BLOCK, LANES, Text
 from undertow.codegen.cpp_tiles import TILE, Tiles, find_tiles
 from undertow.loops.dtypes import NBYTES
@@ -82,6 +83,7 @@ class _Writer(Text):
         if tiles is not None:
             return self.tiles(tiles)
         flat = flat and not self.passes[0].reduces and not lanes and not self.row_stores()
+        flat = flat and not kernel.has_scan
         total = kernel.inner[0] if flat else rows
         if lanes:
             total *= ceil_div(kernel.lane, LANES)
@@ -193,4 +195,5 @@ class _Writer(Text):
     def stack_nbytes(self) -> int:
         width = product(self.kernel.inner) * (LANES if self.kernel.kind == "lanes" else 1)
         kept = [self.kernel.code[value].dtype for this in self.passes for value in this.keeps]
-        return width * sum(NBYTES[dtype] for dtype in kept) if kept else 0
+        rows = width * sum(NBYTES[dtype] for dtype in kept) if kept else 0
+        return rows + (chunk_nbytes(self) if self.kernel.kind == "rows" else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from undertow.codegen.cpp_inner import element_body
 from undertow.codegen.cpp_ops import C_TYPES
+from undertow.codegen.cpp_scan import loop_head, start_scans
 from undertow.codegen.cpp_text import LANES, Text
 from undertow.loops.sizes import ceil_div
 
@@ -31,8 +32,9 @@ def write_lanes(text: Text, begin: str, end: str) -> None:
             if text.is_arg(number):
                 worst = text.worst(number)
                 text.put(f"for (i64 l = 0; l < ln; ++l) m{number}[l] = {worst};")
+        start_scans(text, this)
         for k, size in enumerate(kernel.inner):
-            text.open(f"for (i64 i{k} = 0; i{k} < {size}L; ++i{k}) {{")
+            text.open(loop_head(text, f"i{k}", "0", f"{size}L"))
         if not any(text.is_arg(number) for number in this.reduces):
             text.put("#pragma omp simd")
         text.open("for (i64 l = 0; l < ln; ++l) {")

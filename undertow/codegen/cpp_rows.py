@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from undertow.codegen.cpp_inner import innermost
 from undertow.codegen.cpp_ops import C_TYPES
+from undertow.codegen.cpp_scan import scanned_loops, scans_of, start_scans
 from undertow.codegen.cpp_text import BLOCK, Text, is_long
 from undertow.loops.ir import Instr, product
 from undertow.loops.kernel import KernelStore
@@ -53,9 +54,18 @@ def _run_pass(text: Text, this: Pass, low: str, high: str) -> None:
     inner = text.kernel.inner
     for number in this.reduces:
         text.put(text.accumulator(number, "r"))
-    _loops(text, this, range(len(inner)), low, high, inner[-1] if inner else 1)
+    if scans_of(text, this):
+        start_scans(text, this)
+        scanned_loops(text, this, low, high, _sums(text, this))
+    else:
+        _loops(text, this, range(len(inner)), low, high, inner[-1] if inner else 1)
     for number in this.reduces:
         _finish(text, number)
+
+
+def _sums(text: Text, this: Pass) -> list[int]:
+    """Reductions that a run of the innermost loop makes one number of."""
+    return [*this.reduces, *this.blocks, *(n for n in this.late if not text.is_column(n))]
 
 
 def _loops(text: Text, this: Pass, loops: range, low: str, high: str, count: int) -> None:
@@ -63,7 +73,7 @@ def _loops(text: Text, this: Pass, loops: range, low: str, high: str, count: int
     inner = text.kernel.inner
     for k in loops[:-1]:
         text.open(f"for (i64 i{k} = 0; i{k} < {inner[k]}L; ++i{k}) {{")
-    sums = [*this.reduces, *this.blocks, *(n for n in this.late if not text.is_column(n))]
+    sums = _sums(text, this)
     is_parted = bool(sums) and is_long(count)
     if is_parted:
         text.open(f"for (i64 b = {low}; b < {high}; b += {BLOCK}) {{")

@@ -15,7 +15,7 @@ from undertow.loops.sizes import is_symbolic
 BLOCK = 4096  # elements summed in float32 before the sum goes to a wider one
 LANES = 64  # contiguous columns reduced together
 COLUMNS = 64  # whose partial sums are added together
-_IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
+_IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "logsumexp": float("-inf")}
 _SIMD = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 
 
@@ -95,6 +95,9 @@ class Text:
     def definition(self, number: int, instr: Instr) -> str:
         kind = C_TYPES[instr.dtype]
         args = [self.name(arg) for arg in instr.args]
+        if instr.op == "scan":
+            lane = "[l]" if self.kernel.kind == "lanes" else ""
+            return f"{self.carried(number, args)} const {kind} v{number} = ({kind})r{number}{lane};"
         if instr.op == "load":
             assert instr.strides is not None
             slot, stored = self.slots[instr.data], self.buffers[instr.data].dtype
@@ -187,6 +190,8 @@ class Text:
     def wide(self, number: int) -> str:
         """The type of a sum that has run over many elements."""
         instr = self.kernel.code[number]
+        if instr.op == "scan":
+            return C_TYPES[instr.data.wide]
         inner, over = self.kernel.inner, reduced_over(instr)
         if over:
             blocks = self.kernel.blocks
@@ -236,6 +241,20 @@ class Text:
             self.put(f"{target}n |= {arg} != {arg};")
         else:
             self.put(f"{target} = {self.combined(number, target, arg)};")
+
+    def carried(self, number: int, args: list[str]) -> str:
+        """A running result takes one element; of equals the last is the best, as in eager."""
+        lane = "[l]" if self.kernel.kind == "lanes" else ""
+        target, kind = f"r{number}{lane}", self.kind_of(number)
+        if kind == "logsumexp":
+            return f"{target} = log_add_exp(({self.wide(number)}){args[0]}, {target});"
+        if kind in ("sum", "prod"):
+            return f"{target} = {self.combined(number, target, args[0])};"
+        best = f"m{number}{lane}" if self.is_arg(number) else target
+        sign = ">=" if kind.endswith("max") else "<="
+        better = f"({args[0]} {sign} {best}) | ({args[0]} != {args[0]})"
+        text = f"{target} = {better} ? {args[-1]} : {target};"
+        return f"{text} {best} = {better} ? {args[0]} : {best};" if self.is_arg(number) else text
 
     def take_place(self, arg: str, place: str, best: str, target: str, kind: str) -> None:
         sign = ">" if kind == "argmax" else "<"

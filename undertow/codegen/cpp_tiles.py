@@ -31,7 +31,7 @@ def find_tiles(kernel: Kernel, buffers: list[Buffer]) -> Tiles | None:
     """The tiles of an elementwise kernel, if some load of it is across."""
     if kernel.kind != "rows" or kernel.late or len(kernel.inner) != 1 or not kernel.outer:
         return None
-    if kernel.inner[0] < LEAST_SIDE or any(instr.op == "reduce" for instr in kernel.code):
+    if kernel.inner[0] < LEAST_SIDE or any(i.op in ("reduce", "scan") for i in kernel.code):
         return None
     if any(store.level != "element" for store in kernel.stores):
         return None

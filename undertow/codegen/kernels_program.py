@@ -240,7 +240,7 @@ class _Builder:
 def _work(step: Launch, buffers: list[Buffer]) -> Work:
     """What a launch does and moves."""
     kernel = step.kernels[0]
-    reduces = any(instr.op == "reduce" for instr in kernel.code)
+    reduces = any(instr.op in ("reduce", "scan") for instr in kernel.code)
     gathers = kernel.kind == "scatter" or any(instr.op == "gather" for instr in kernel.code)
     kind = OpClass.REDUCTION if reduces else OpClass.GATHER if gathers else OpClass.POINTWISE
     moved = [_moved(each, buffers) for each in step.kernels]

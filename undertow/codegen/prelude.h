@@ -308,6 +308,10 @@ template <class T> INLINE T u_max(T a, T b) { return (a > b) | (a != a) ? a : b;
 template <class T> INLINE T u_min(T a, T b) { return (a < b) | (a != a) ? a : b; }
 template <class T> INLINE T u_fmax(T a, T b) { return (a > b) | (b != b) ? a : b; }
 template <class T> INLINE T u_fmin(T a, T b) { return (a < b) | (b != b) ? a : b; }
+template <class T> INLINE T log_add_exp(T x, T y) {  // of an element and what is carried along
+  T a = (y < x) | (y != y) ? y : x, b = (x < y) | (y != y) ? y : x;
+  return (a != b) | (u_abs(a) < (T)INF) ? u_log1p(u_exp(a - b)) + b : x;
+}
 template <class T> INLINE T u_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
 template <class T> INLINE T u_remainder(T a, T b) {
   T m = u_fmod(a, b);

@@ -22,6 +22,7 @@ from undertow.loops.group import (
     deeper_rows,
     find_place,
     level_at,
+    scan_problem,
     start_group,
 )
 from undertow.loops.ir import Extern, Lowered, Nest, Step
@@ -231,7 +232,7 @@ class _Fuser:
         """Where a nest would run in a kernel, which is changed to hold it; or why it cannot."""
         if group.kind == "scatter":
             return "it writes at computed addresses"
-        if not self.policy.across_loops and (nest.is_reduction or group.kind != "flat"):
+        if not self.policy.across_loops and (any(nest.in_order) or group.kind != "flat"):
             return "reductions are kept apart, to be compared"
         if self.part(group.members[0].nest) != self.part(nest):
             return "it would need more memory at once"
@@ -267,6 +268,8 @@ class _Fuser:
                 level = level_at(group, place) or level
             if problem is None and nest.is_reduction:
                 problem = reduction_problem(group, nest, place, level)
+            if problem is None and nest.is_scan:
+                problem = scan_problem(group, nest, place, level)
             if problem is None:
                 self.price = price
                 return place, level
@@ -386,7 +389,7 @@ class _Fuser:
     def keeps_apart(self, first: Group, last: Group) -> str | None:
         """Why a kernel that moves to a later one's place would be wrong there or not pay."""
         if first.kind != "flat" or any(member.late for member in first.members):
-            return "a kernel with a reduction is not moved"
+            return f"a kernel with a {'running result' if first.scan else 'reduction'} is not moved"
         if last.kind == "scatter":
             return "it writes at computed addresses"
         if first_consumer(first) < last.order:

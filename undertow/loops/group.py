@@ -8,6 +8,8 @@ A group's loops have roles once it has a reduction:
 - scatter: one nest that writes at computed addresses, and what feeds it.
 - blocks: in rows, reductions over parts of the row of one size (`Group.within` are the loops in
   them) give values of the block, which are to blocks what values of the row are to it.
+- scan: in rows or lanes, the inner loops are those of a running result, in its order. They are not
+  shared among threads, nor merged with others, nor taken in blocks.
 - a reduction over the outer loops (or over all) is *late*: every part of the outer loops keeps
   partial results, and they are combined after the loop. Nothing in the group can use them.
 """
@@ -66,6 +68,8 @@ class Group:
     operands: set[int] = field(default_factory=set)  # buffers that it reads and does not make
     tops: list[int] = field(default_factory=list)  # the loops it started with
     within: tuple[int, ...] = ()  # inner loops that run inside of a block of the row
+    scan: tuple[int, ...] = ()  # loops of a running result, outermost first: all the inner ones
+    is_reversed: bool = False  # whether those are run through from their ends
 
     def leaves(self) -> list[int]:
         return self.space.leaves(self.tops)
@@ -113,6 +117,8 @@ def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
     if nest.is_reduction:
         result = settle_reduction(group, nest, place, level) or "row"
         over = "blocks" if level == "block" else "block" if result == "block" else ""
+    if nest.is_scan:
+        settle_scan(group, nest, place)
     group.members.append(Member(nest, place, level, result == "late", over))
     group.instrs += len(nest.body)
     group.operands.update(n for n in nest.reads if n not in group.made)
@@ -168,11 +174,59 @@ def settle_reduction(group: Group, nest: Nest, place: Place, level: str = "eleme
     return _choose_roles(group, nest, place, gone, kept, combines)
 
 
+def scan_problem(group: Group, nest: Nest, place: Place, level: str) -> str | None:
+    """Why a group cannot hold a running result at this place; None if it can."""
+    if level != "element":
+        return (
+            f"it runs along values of each {level}, which the kernel has after its loop over them"
+        )
+    along = group.space.leaves(place[nest.scanned])
+    if group.within:
+        return "it runs along rows that the kernel takes in blocks"
+    if group.scan and along != group.space.leaves(group.scan):
+        return "it runs along other loops than what runs in the kernel already"
+    if group.scan and group.is_reversed != nest.is_reversed:
+        return "it runs from the other end than what runs in the kernel already"
+    if group.kind != "flat" and set(along) != set(group.role_leaves("inner")):
+        return "it runs along other loops than those of the kernel's rows"
+    is_late = any(member.late for member in group.members)
+    if group.kind == "flat" and is_late and _lane_of(group, nest, place, set(along)) is not None:
+        return (
+            "it runs down columns, and the kernel has a sum that is complete only after its loops"
+        )
+    return None
+
+
+def settle_scan(group: Group, nest: Nest, place: Place) -> None:
+    """Give loops roles for a running result that has no problem: those along which it runs are the
+    inner ones, and where others are nearer in memory the nearest is the lane."""
+    group.scan, group.is_reversed = place[nest.scanned], nest.is_reversed
+    if group.kind != "flat":
+        return
+    along = set(group.space.leaves(group.scan))
+    roles = {leaf: "inner" if leaf in along else "outer" for leaf in group.leaves()}
+    lane = _lane_of(group, nest, place, along)
+    if lane is not None:
+        roles[lane] = "lane"
+    group.give_roles("rows" if lane is None else "lanes", roles)
+
+
+def _lane_of(group: Group, nest: Nest, place: Place, along: set[int]) -> int | None:
+    """The loop that is nearest in memory, if it is none of those along which something runs."""
+    strides = _main_strides(group, nest, place)
+    if len(strides) < len(group.leaves()):
+        strides = group.space.strides(place, nest.stores[0].strides)
+    nearest = min(strides, key=lambda leaf: (abs(strides[leaf]), leaf))
+    return None if nearest in along else nearest
+
+
 def block_problem(group: Group, nest: Nest, place: Place) -> str | None:
     """Why a reduction is none of blocks of this group's rows; None if it is one."""
     gone, inner = _reduced(group, nest, place), set(group.role_leaves("inner"))
     if group.kind != "rows" or not gone < inner or not gone:
         return "it reduces other loops"
+    if group.scan:
+        return "it reduces blocks of a row along which something runs"
     if group.within:
         is_same = gone == group.within_leaves()
         return None if is_same else "it reduces other blocks of the row than the kernel has"
@@ -188,7 +242,7 @@ def block_problem(group: Group, nest: Nest, place: Place) -> str | None:
 def deeper_rows(group: Group, nest: Nest, place: Place, level: str) -> frozenset[int] | None:
     """The outer loops that would be left if rows became blocks of longer ones: for a reduction of
     the longer rows, of values of blocks, or over the loops that are left. None if it is no such."""
-    if not nest.is_reduction or group.kind != "rows" or group.within:
+    if not nest.is_reduction or group.kind != "rows" or group.within or group.scan:
         return None
     outer, inner = set(group.role_leaves("outer")), set(group.role_leaves("inner"))
     gone = _reduced(group, nest, place)

@@ -68,6 +68,15 @@ class Passed(NamedTuple):
 Value = View | Constant
 
 
+class Scan(NamedTuple):
+    """What a running result is of: its kind ("sum", "prod", "logsumexp", "max", "min", or "argmax"
+    or "argmin" for where it is), the type that it is kept in on its way, and from which end."""
+
+    kind: str
+    wide: str
+    is_reversed: bool = False
+
+
 class Instr(NamedTuple):
     """One scalar operation. `strides` and `offset` are its affine map, if it has one.
 
@@ -78,6 +87,7 @@ class Instr(NamedTuple):
     const     data = number
     bound     data = size                        an index wrapped and checked against a size
     reduce    data = kind                        over the nest's reduced loops
+    scan      data = Scan                        so far along the nest's scanned loop, inclusive
     convert, round (data = the 16-bit type) and the arithmetic of `pointwise`
     """
 
@@ -103,7 +113,8 @@ class Store(NamedTuple):
 
 @dataclass(slots=True)
 class Nest:
-    """Loops over `sizes`; those marked in `reduced` are gone in what it stores."""
+    """Loops over `sizes`; those marked in `reduced` are gone in what it stores. Iterations of the
+    `scanned` one, if there is one, run in order: what they find is carried from one to the next."""
 
     number: int
     sizes: tuple[int, ...]
@@ -113,6 +124,21 @@ class Nest:
     origin: str
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    scanned: int = -1
+
+    @property
+    def is_scan(self) -> bool:
+        return self.scanned >= 0
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether its scan runs from the last iteration to the first."""
+        return any(instr.op == "scan" and instr.data.is_reversed for instr in self.body)
+
+    @property
+    def in_order(self) -> tuple[bool, ...]:
+        """Loops whose iterations threads cannot share: reduced ones and the scanned one."""
+        return tuple(gone or k == self.scanned for k, gone in enumerate(self.reduced))
 
     @property
     def is_scatter(self) -> bool:

@@ -44,10 +44,16 @@ class Kernel:
     late: list[int] = field(default_factory=list)  # late reductions, as instructions
     blocks: int = 0  # how many of the inner loops, the first ones, run over blocks of the row
     sweeps: list[int] = field(default_factory=list)  # the run over the row that a pass is part of
+    is_reversed: bool = False  # whether the inner loops of its scans run from their ends
 
     @property
     def loops(self) -> tuple[int, ...]:
         return (*self.outer, *self.inner, *((self.lane,) if self.kind == "lanes" else ()))
+
+    @property
+    def has_scan(self) -> bool:
+        """Whether iterations of the inner loops must run in order."""
+        return any(instr.op == "scan" for instr in self.code)
 
 
 def build_kernel(group: Group, needed: set[int], buffers: list[Buffer]) -> Kernel:
@@ -162,6 +168,7 @@ class _Merger:
             tuple(dict.fromkeys(member.nest.origin for member in group.members)),
         )
         kernel.late = sorted(self.late)
+        kernel.is_reversed = group.is_reversed
         kernel.blocks = sum(1 for _, role in loops if role == "block")
         _give_levels(kernel)
         for store, found, level in stores:
@@ -226,6 +233,8 @@ class _Merger:
         found, blocks = [], group.block_leaves()
         for role in ("outer", "inner", "lane"):
             leaves = sorted(group.role_leaves(role), key=key)
+            if role == "inner" and group.scan:
+                leaves = group.space.leaves(group.scan)  # in the order of its running result
             found += [(leaf, "block") for leaf in leaves if leaf in blocks]
             found += [(leaf, role) for leaf in leaves if leaf not in blocks]
         return found
@@ -303,7 +312,7 @@ def _give_levels(kernel: Kernel) -> None:
             sweep, part = (sweep, part + 1) if is_block else (sweep + 1, 0)
         else:
             level = "row" if instr.strides is None else _walked(kernel, instr.strides)
-            for found in levels:
+            for found in levels if instr.op != "scan" else ["element"]:
                 level = _deeper(level, found)
         kernel.levels.append(level)
         times.append((sweep, part))

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from undertow.capture.schema import named_arguments, written_parameters
+from undertow.capture.schema import named_arguments
 from undertow.capture.torch_api import OpOverload
 from undertow.errors import UndertowError
 from undertow.loops.body import Body, CannotLower
 from undertow.loops.dtypes import TAGS, TORCH
+from undertow.loops.externs import OUT_VARIANTS, add_call, add_wait
 from undertow.loops.ir import (
     Buffer,
     Constant,
-    Extern,
     Lowered,
     Nest,
     Passed,
@@ -45,10 +45,8 @@ from undertow.loops.tensors import (
     lowerable,
     metas_of,
     reads_of,
-    returned_argument,
     spread,
     takes,
-    views_in,
     written_roots,
 )
 
@@ -56,12 +54,6 @@ aten = torch.ops.aten
 Handler = Callable[..., Any]
 HANDLERS: dict[str, Handler] = {}
 """Operators with a loop form beside the elementwise ones, by name without overload."""
-
-OUT_VARIANTS = frozenset(
-    (aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default)
-)
-"""Extern calls whose out= form writes straight into a buffer of ours. Only true ones: a generated
-out variant computes elsewhere and copies."""
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
@@ -75,7 +67,13 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
 
 def lower_graph(gm: fx.GraphModule) -> Lowered:
     """Lower every call of a graph whose nodes carry `meta["val"]`."""
-    from undertow.loops import movement, random, reductions, scatter  # noqa: F401 (for HANDLERS)
+    from undertow.loops import (  # noqa: F401 (for HANDLERS)
+        movement,
+        random,
+        reductions,
+        scans,
+        scatter,
+    )
 
     lowering = Lowering(gm)
     for node in gm.graph.nodes:
@@ -155,7 +153,7 @@ class Lowering:
             return self.extern(node, kept if is_kept else "not an operator of ATen")
         name = target._schema.name.partition("::")[2]
         if str(target).startswith("_c10d_functional.wait_tensor"):
-            return self.wait(node)
+            return add_wait(self, node)
         if target._schema.is_mutable:
             if target is aten.copy_.default:
                 return self.copy_into(node)
@@ -268,6 +266,7 @@ class Lowering:
         value: int,
         origin: str,
         reduced: tuple[bool, ...] = (),
+        scanned: int = -1,
     ) -> View:
         """Add a nest that stores `value` to `out`, over the loops of the body."""
         pairs = [(out, value)] if isinstance(out, View) else out
@@ -289,6 +288,7 @@ class Lowering:
                 origin,
                 reads=reads_of(body.instrs),
                 writes=tuple(store.buffer for store in stores),
+                scanned=scanned,
             )
         )
         return pairs[0][0]
@@ -410,96 +410,4 @@ class Lowering:
         return target
 
     def extern(self, node: fx.Node, reason: str = "what it copies overlaps") -> Any:
-        target: Any = node.target
-        name = str(target) if isinstance(target, OpOverload) else str(target.__name__)
-        self.result.fallbacks[name] = self.result.fallbacks.get(name, 0) + 1
-        reasons = self.result.reasons.setdefault(name, {})
-        reasons[reason] = reasons.get(reason, 0) + 1
-        written = written_parameters(target)
-        arguments = named_arguments(node)
-        nodes = [arguments[key] for key in sorted(written) if key in arguments]
-        for view in views_in(self.values(nodes)):
-            self.settle(view.buffer)
-        touched = self.values(nodes)  # what was a cast is a buffer of its own now
-        args = tuple(self.placed(arg) for arg in node.args)
-        kwargs = {key: self.placed(arg) for key, arg in node.kwargs.items()}
-        meta = node.meta.get("val")
-        is_tuple = isinstance(meta, list | tuple)
-        metas: list[Any] = list(meta) if is_tuple else [meta]  # type: ignore[arg-type]
-        into = target in OUT_VARIANTS and all(lowerable(m) for m in metas_of((*node.args, meta)))
-        results = [
-            self.aliased(target, k, arguments) or self.extern_result(node, k, item, into)
-            for k, item in enumerate(metas)
-        ]
-        own = [r if not self.aliased(target, k, arguments) else None for k, r in enumerate(results)]
-        outputs = tuple(r.buffer if isinstance(r, View) else None for r in own)
-        writes = tuple(view.buffer for view in views_in(touched))
-        self.result.steps.append(
-            Extern(
-                len(self.result.steps),
-                node,
-                args,
-                kwargs,
-                outputs,
-                is_tuple,
-                into,
-                reads=tuple(view.buffer for view in views_in([*args, *kwargs.values()])),
-                writes=(*writes, *(number for number in outputs if number is not None)),
-            )
-        )
-        return results if is_tuple else results[0]
-
-    def wait(self, node: fx.Node) -> Any:
-        """What is waited for is the tensor itself, complete from here on."""
-        value = self.tensor(self.env[node.args[0]])  # type: ignore[index]
-        numbers = (value.buffer,)
-        self.result.steps.append(
-            Extern(
-                len(self.result.steps),
-                node,
-                (value,),
-                {},
-                (None,),
-                False,
-                False,
-                reads=numbers,
-                writes=numbers,
-            )
-        )
-        return value
-
-    def aliased(self, target: Any, k: int, arguments: dict[str, Any]) -> View | None:
-        """The argument that a mutating operator writes to and returns."""
-        name = returned_argument(target, k)
-        value = None if name is None else self.values(arguments.get(name))
-        return value if isinstance(value, View) else None
-
-    def extern_result(self, node: fx.Node, k: int, meta: Any, into: bool) -> Any:
-        if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise DynamicShapesError(f"{node.name} gives a size that is not fixed")
-        if isinstance(meta, Size | Scalar):
-            raise DynamicShapesError(f"{node.name} gives a size that is not fixed")
-        if not isinstance(meta, torch.Tensor):
-            return None
-        check_static(meta)
-        name = f"{node.name}_{k}" if k else node.name
-        if not lowerable(meta):
-            return self.opaque(name, meta, "extern")
-        sizes, strides = tuple(meta.shape), tuple(meta.stride())
-        tag = TAGS[meta.dtype]
-        dense = span_of(sizes, strides) == product(sizes)
-        kind = "temp" if into and dense else "extern"
-        return View(self.buffer(name, tag, sizes, strides, kind), sizes, strides, 0, tag)
-
-    def placed(self, item: Any) -> Any:
-        """An argument of an extern call: every value in memory."""
-        if isinstance(item, tuple):  # operators of higher order tell tuples from lists
-            return tuple([self.placed(part) for part in item])
-        if isinstance(item, list):
-            return [self.placed(part) for part in item]
-        return self.in_memory(self.values(item))
-
-    def in_memory(self, value: Any) -> Any:
-        if isinstance(value, View | Constant):
-            return self.tensor(value) if not is_opaque(value) else value
-        return [self.in_memory(part) for part in value] if isinstance(value, list) else value
+        return add_call(self, node, reason)

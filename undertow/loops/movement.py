@@ -11,6 +11,7 @@ from undertow.loops.dtypes import TAGS, is_float
 from undertow.loops.ir import Constant, Value, View
 from undertow.loops.lower import Lowering, handles
 from undertow.loops.pointwise import POINTWISE
+from undertow.loops.scans import reversed_scan
 from undertow.loops.tensors import metas_of
 
 MOST_WINDOWS = 4  # parts of a concatenation chosen between where it is read
@@ -119,6 +120,9 @@ def _copied_view(lowering: Lowering, node: fx.Node, *_: Any) -> Value:
 def _flip(lowering: Lowering, node: fx.Node, x: Any, dims: Any) -> Value:
     if isinstance(x, Constant):
         return x
+    found = reversed_scan(lowering, node)
+    if found is not None:
+        return found
     turned = {dim % len(x.sizes) for dim in dims}
     strides = tuple(-s if k in turned else s for k, s in enumerate(x.strides))
     offset = x.offset + sum((x.sizes[k] - 1) * x.strides[k] for k in turned)

@@ -67,7 +67,7 @@ def price_join(
     else:
         together = min(threads, hint_of(product([group.space.sizes[leaf] for leaf in rows])))
     work = _work(nest)
-    if rows or (group.kind == "flat" and nest.is_reduction):  # what is there loses threads too
+    if rows or (group.kind == "flat" and any(nest.in_order)):  # what is there loses threads too
         work += sum(_work(member.nest) for member in group.members)
     lost = hint_of(work) * NS_PER_ADDITION * (1 / together - 1 / threads)
     return Price(nbytes, int(nbytes * NS_PER_BYTE + NS_PER_LAUNCH), int(lost), together, threads)
@@ -116,15 +116,15 @@ def _work(nest: Nest) -> int:
 def _iterations(group: Group, nest: Nest, place: Place) -> int:
     """The iterations that threads could share once the nest has joined."""
     if group.kind == "flat":
-        if not nest.is_reduction:
+        if not any(nest.in_order):
             return max(group.numel(), 1)
         kept = [
             group.space.sizes[leaf]
-            for loops, gone in zip(place, nest.reduced, strict=True)
+            for loops, gone in zip(place, nest.in_order, strict=True)
             if not gone
             for leaf in group.space.leaves(loops)
         ]
-        alone = not kept and group.numel() > SMALL  # parts of it are reduced apart
+        alone = not kept and group.numel() > SMALL and not nest.is_scan  # parts are reduced apart
         return max(group.numel() if alone else product(kept), 1)
     return rows_shared(group)
 
