@@ -212,6 +212,14 @@ class Body:
             free = mapping is not None and all(
                 k is not None and not any(mapping.factors[k]) and recipe.sizes[k] > 1 for k in dims
             )
+            # an index into several of the recipe's loops as one would leave the first of them
+            free = free and all(
+                size == recipe.sizes[k]
+                for k in dims
+                if k is not None
+                for size, step in zip(value.sizes, value.strides, strict=True)
+                if size != 1 and step == recipe.strides[k]
+            )
             if mapping is not None and free:
                 at = tuple(
                     (arg, k) for (arg, _), k in zip(terms, dims, strict=True) if k is not None
