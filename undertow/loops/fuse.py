@@ -37,7 +37,7 @@ from undertow.loops.moves import (
     first_consumer,
     is_read_within,
 )
-from undertow.loops.price import Price, price_again, price_join, rows_shared
+from undertow.loops.price import Price, price_again, price_join, price_move, rows_shared
 from undertow.loops.sizes import hint_of
 from undertow.loops.space import Place
 from undertow.loops.tensors import views_in
@@ -362,6 +362,11 @@ class _Fuser:
             return
         move = find_move(group, other, nest, group.members[-1].place)
         if move is None or (move.again and not self.may_repeat(group, move, nest)):
+            return
+        price = price_move(group, move, self.policy.threads, self.lowered.buffers)
+        if price.lost_ns > price.saved_ns:
+            other_name = other.members[-1].nest.origin
+            self.refusals.append(Refusal(nest.origin, other_name, price.reason))
             return
         rest, group.members = group.members, []
         commit(group, move)

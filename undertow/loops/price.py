@@ -73,6 +73,18 @@ def price_join(
     return Price(nbytes, int(nbytes * NS_PER_BYTE + NS_PER_LAUNCH), int(lost), together, threads)
 
 
+def price_move(group: Group, move: Move, threads: int, buffers: list[Buffer]) -> Price:
+    """The price of running a kernel inside of another one, on the threads that one has."""
+    other = move.other
+    nbytes = hint_of(sum(buffers[n].nbytes for n in other.made if n in group.read))
+    together = min(threads, rows_shared(group))
+    alone = min(threads, rows_shared(other))
+    work = hint_of(sum(_work(member.nest) for member in other.members))
+    lost = work * NS_PER_ADDITION * max(1 / together - 1 / alone, 0)
+    saved = 2 * nbytes * NS_PER_BYTE + NS_PER_LAUNCH
+    return Price(2 * nbytes, int(saved), int(lost), together, threads)
+
+
 def price_again(group: Group, move: Move, nest: Nest, threads: int, buffers: list[Buffer]) -> Price:
     """The price of making what a kernel makes in each iteration of its reader, or in each row.
 
