@@ -54,3 +54,14 @@ def test_the_faster_way_is_taken(
     torch.testing.assert_close(found(X), softmax(X))
     measured = [refusal for refusal in found.refusals if "measured" in refusal.reason]
     assert bool(measured) == (kernels > 1)
+
+
+def test_it_is_an_option_of_the_backend(cache: Path) -> None:
+    """AOTAutograd compiles in a mode in which new tensors have no data."""
+
+    def function(x: Any) -> Any:
+        return (x.softmax(-1).cumsum(-1) * 2).amax(-1)
+
+    run = torch.compile(function, backend="undertow", options={"fusion": "benchmark"})
+    torch.testing.assert_close(run(X), function(X))
+    assert list((cache / "fusion").iterdir())
