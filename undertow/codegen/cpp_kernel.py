@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from undertow.codegen.cpp_lanes import write_lanes
 from undertow.codegen.cpp_ops import STORED
 from undertow.codegen.cpp_rows import write_row
-from undertow.codegen.cpp_scan import chunk_nbytes
+from undertow.codegen.cpp_scan import chunk_nbytes, rows_abreast
 from undertow.codegen.cpp_text import BLOCK, LANES, Text
 from undertow.codegen.cpp_tiles import TILE, Tiles, find_tiles
 from undertow.loops.dtypes import NBYTES
@@ -102,6 +102,7 @@ class _Writer(Text):
         elif lanes:
             write_lanes(self, begin, end)
         else:
+            begin = rows_abreast(self, begin, end)
             self.open(f"for (i64 row = {begin}; row < {end}; ++row) {{")
             self.outer_indices("row")
             write_row(self, "0", f"{kernel.inner[-1]}L" if kernel.inner else "1")
@@ -181,9 +182,6 @@ class _Writer(Text):
         source = f"p{self.slots[instr.data]} + ({start}), {instr.strides[-1]}L"
         self.put(f"{kind} x{number}[{TILE * TILE}] __attribute__((aligned(64)));")
         self.put(f"turn_tile<{TILE}>({source}, x{number}, te - ti, kn);")
-
-    def row_stores(self) -> bool:
-        return any(store.level == "row" for store in self.kernel.stores)
 
     def count_parts(self, total: int, flat: bool) -> int:
         """A power of two, which threads can share evenly."""

@@ -1,7 +1,8 @@
 """Loops in which something runs along: each iteration takes over from the one before it.
 
 Where little else is done, all of it fits between one step of the running result and the next, and
-the loop is one that is not vectorised. Else it runs a chunk at a time: vectors compute what goes
+the loop is one that is not vectorised; a few rows run abreast in it, since each waits for its own
+last step alone. Else it runs a chunk at a time: vectors compute what goes
 into the running results, a loop in order runs them along the chunk, and vectors use them. What goes
 from one to the other is in arrays of a chunk, which stay in the nearest cache.
 """
@@ -13,11 +14,15 @@ from dataclasses import dataclass, field
 from undertow.codegen.cpp_inner import finish_iteration, iteration
 from undertow.codegen.cpp_ops import C_TYPES
 from undertow.codegen.cpp_text import LANES, Text
-from undertow.loops.dtypes import NBYTES
+from undertow.loops.dtypes import HALVES, NBYTES, is_float
+from undertow.loops.ir import product
 from undertow.loops.passes import Pass, weight
+from undertow.loops.sizes import hint_of
 
 CHUNK = 512  # elements
 LIGHT = 16  # additions that run beside a running sum for nothing
+ABREAST = 4  # rows, as many as an addition takes cycles
+LEAST_ABREAST = 16  # elements of rows that run abreast
 DEAR = 12  # of one instruction, which vectors do much faster
 _AGAIN = ("load", "index", "const")  # what is cheaper to have again than to keep
 
@@ -31,7 +36,7 @@ def scans_of(text: Text, this: Pass) -> list[int]:
 def start_scans(text: Text, this: Pass) -> None:
     """What is carried along, before the loops of a pass begin."""
     before = [n for other in _until(text, this) for n in scans_of(text, other)]
-    lanes = text.kernel.kind == "lanes"
+    width = LANES if text.kernel.kind == "lanes" else ABREAST if text.is_abreast else 0
     for number in scans_of(text, this):
         carried = [("r", text.wide(number), text.identity(number))]
         if text.is_arg(number):
@@ -39,10 +44,10 @@ def start_scans(text: Text, this: Pass) -> None:
             carried.append(("m", best, text.worst(number)))
         for prefix, kind, first in carried:
             name = f"{prefix}{number}"
-            if lanes:
+            if width:
                 if number not in before:
-                    text.put(f"{kind} {name}[{LANES}] __attribute__((aligned(64)));")
-                text.put(f"for (i64 l = 0; l < {LANES}; ++l) {name}[l] = {first};")
+                    text.put(f"{kind} {name}[{width}] __attribute__((aligned(64)));")
+                text.put(f"for (i64 l = 0; l < {width}; ++l) {name}[l] = {first};")
             else:
                 text.put(f"{'' if number in before else kind + ' '}{name} = {first};")
 
@@ -77,10 +82,60 @@ def scanned_loops(text: Text, this: Pass, low: str, high: str, sums: list[int]) 
         text.close()
 
 
+def rows_abreast(text: Text, begin: str, end: str) -> str:
+    """Loops over several rows at a time, where that pays; where the rows that are left begin."""
+    if not _runs_abreast(text):
+        return begin
+    kernel, (this,) = text.kernel, text.passes
+    text.put(f"i64 rest = {begin};")
+    text.open(f"for (; rest + {ABREAST} <= {end}; rest += {ABREAST}) {{")
+    for at in range(len(kernel.outer)):
+        text.put(f"i64 w{at}[{ABREAST}];")
+    text.open(f"for (i64 k = 0; k < {ABREAST}; ++k) {{")
+    text.outer_indices("(rest + k)")
+    for at in range(len(kernel.outer)):
+        text.put(f"w{at}[k] = o{at};")
+    text.close()
+    text.is_abreast = True
+    start_scans(text, this)
+    text.open(loop_head(text, "i0", "0", f"{kernel.inner[0]}L"))
+    text.put(f"#pragma GCC unroll {ABREAST}")
+    text.open(f"for (i64 k = 0; k < {ABREAST}; ++k) {{")
+    for at in range(len(kernel.outer)):
+        text.put(f"const i64 o{at} = w{at}[k];")
+    iteration(text, this, [])
+    text.is_abreast = False
+    for _ in range(3):
+        text.close()
+    return "rest"
+
+
+def _runs_abreast(text: Text) -> bool:
+    """Whether rows have nothing but light running sums or products of floats, which wait."""
+    kernel = text.kernel
+    if len(text.passes) != 1 or len(kernel.inner) != 1 or kernel.late or text.row_stores():
+        return False
+    this, code = text.passes[0], kernel.code
+    scans = [code[n] for n in scans_of(text, this)]
+    rows = hint_of(product(kernel.outer))
+    is_long = rows >= ABREAST and hint_of(kernel.inner[0]) >= LEAST_ABREAST
+    is_waiting = any(is_float(i.dtype) and i.data.kind in ("sum", "prod") for i in scans)
+    is_plain = all(i.data.kind != "logsumexp" for i in scans) and not this.reduces
+    per_row = (
+        level == "row" and instr.op != "const"
+        for instr, level in zip(code, kernel.levels, strict=True)
+    )
+    return is_long and is_waiting and is_plain and not any(per_row) and _is_light(text, this, [])
+
+
 def _is_light(text: Text, this: Pass, sums: list[int]) -> bool:
     """Whether all of a pass runs beside its running results. Sums do not: they are more exact in
-    vectors, each lane of which sums a part."""
+    vectors, each lane of which sums a part. Nor do conversions of 16-bit floats."""
     code = text.kernel.code
+    loads = [code[n].data for n in this.body if code[n].op == "load" and n not in this.reloads]
+    touched = (*loads, *(store.buffer for store in this.stores))
+    if any(text.buffers[number].dtype in HALVES for number in touched):
+        return False
     found = [1 if n in this.reloads else weight(code[n]) for n in this.body if code[n].op != "scan"]
     return not sums and sum(found) <= LIGHT and max(found, default=0) < DEAR
 
@@ -106,9 +161,8 @@ def plan_stages(text: Text, this: Pass) -> list[Stage]:
     roots: list[list[int]] = [[] for _ in stages]
     for number in scans_of(text, this):
         stages[depths[number] - 1].scans.append(number)
-        roots[depths[number] - 1].extend(
-            n for n in code[number].args if not is_at_hand(text, this, n)
-        )
+        args = code[number].args
+        roots[depths[number] - 1].extend(n for n in args if not is_at_hand(text, this, n))
     roots[-1] += [store.value for store in this.stores] + this.keeps
     roots[-1] += [arg for n in (*this.reduces, *this.late) for arg in code[n].args]
     done: set[int] = set()
@@ -134,7 +188,10 @@ def plan_stages(text: Text, this: Pass) -> list[Stage]:
 
 def is_at_hand(text: Text, this: Pass, number: int) -> bool:
     """Whether a running result takes a value straight from memory."""
-    return text.kernel.code[number].op in _AGAIN and number not in this.reloads
+    instr = text.kernel.code[number]
+    if instr.op == "load" and text.buffers[instr.data].dtype in HALVES:
+        return False
+    return instr.op in _AGAIN and number not in this.reloads
 
 
 def chunk_arrays(text: Text, this: Pass) -> list[int]:
@@ -158,6 +215,7 @@ def chunk_nbytes(text: Text) -> int:
 def _chunks(text: Text, this: Pass, low: str, high: str, sums: list[int]) -> None:
     code, stages, arrays = text.kernel.code, plan_stages(text, this), chunk_arrays(text, this)
     last = len(text.kernel.inner) - 1
+    text.open("{")
     for number in arrays:
         kind = C_TYPES[code[number].dtype]
         text.put(f"{kind} z{number}[{CHUNK}] __attribute__((aligned(64)));")
@@ -184,6 +242,7 @@ def _chunks(text: Text, this: Pass, low: str, high: str, sums: list[int]) -> Non
             text.close()
     for number in sums:
         text.fold(number, "r", "t")
+    text.close()
     text.close()
 
 

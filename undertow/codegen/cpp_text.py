@@ -37,6 +37,7 @@ class Text:
     in_order: bool = False  # whether iterations of the innermost loop may depend on each other
     tiled: frozenset[int] = frozenset()  # loads whose tiles have been turned round
     narrow: frozenset[int] = frozenset()  # values of one byte that are kept in four until stored
+    is_abreast: bool = False  # whether the loop being written is that of several rows
     far: bool = False  # whether the loop being written is for angles of any size
 
     def declare(self) -> None:
@@ -67,6 +68,9 @@ class Text:
         if sizes:
             self.put(f"const i64 o0 = {left};")
 
+    def row_stores(self) -> bool:
+        return any(store.level == "row" for store in self.kernel.stores)
+
     def scratch_rows(self) -> None:
         width = product(self.kernel.inner) * (LANES if self.kernel.kind == "lanes" else 1)
         for this in self.passes:
@@ -96,7 +100,7 @@ class Text:
         kind = C_TYPES[instr.dtype]
         args = [self.name(arg) for arg in instr.args]
         if instr.op == "scan":
-            lane = "[l]" if self.kernel.kind == "lanes" else ""
+            lane = self.lane()
             return f"{self.carried(number, args)} const {kind} v{number} = ({kind})r{number}{lane};"
         if instr.op == "load":
             assert instr.strides is not None
@@ -242,9 +246,13 @@ class Text:
         else:
             self.put(f"{target} = {self.combined(number, target, arg)};")
 
+    def lane(self) -> str:
+        """Which of several running results side by side is meant."""
+        return "[l]" if self.kernel.kind == "lanes" else "[k]" if self.is_abreast else ""
+
     def carried(self, number: int, args: list[str]) -> str:
         """A running result takes one element; of equals the last is the best, as in eager."""
-        lane = "[l]" if self.kernel.kind == "lanes" else ""
+        lane = self.lane()
         target, kind = f"r{number}{lane}", self.kind_of(number)
         if kind == "logsumexp":
             return f"{target} = log_add_exp(({self.wide(number)}){args[0]}, {target});"
