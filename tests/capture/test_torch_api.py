@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from undertow.capture import torch_api
 from undertow.errors import UndertowError
@@ -101,6 +102,24 @@ def test_storage_key_is_shared_by_views_only() -> None:
     x = torch.ones(4)
     assert torch_api.storage_key(x) == torch_api.storage_key(x.view(2, 2).t())
     assert torch_api.storage_key(x) != torch_api.storage_key(x.clone())
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_views_of_fakes_share_their_storage_and_keep_their_device(is_dynamic: bool) -> None:
+    mode = torch_api.FakeTensorMode(shape_env=ShapeEnv() if is_dynamic else None)
+    x = mode.from_tensor(torch.empty(6, 4))
+    with mode:
+        y = torch.empty(6, 4, device="cuda") if not is_dynamic else x
+    split, view = torch.ops.aten.split_with_sizes.default, torch.ops.aten.view.default
+    parts = torch_api.view_of(split, y, [2, 4], 0)
+    found = torch_api.view_of(view, parts[1], [2, 8])
+    expected = view(split(y, [2, 4], 0)[1], [2, 8])
+    assert isinstance(found, torch_api.FakeTensor)
+    assert found.fake_mode is mode
+    assert found.device == expected.device == y.device
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+    assert found.storage_offset() == expected.storage_offset() == 8
+    assert torch_api.storage_key(found) == torch_api.storage_key(y)
 
 
 def test_fake_store_makes_a_group_of_any_size() -> None:
@@ -298,7 +317,6 @@ def test_donated_inputs_of_backward_are_told() -> None:
 
 
 def test_symbols_that_only_values_tell_are_recognised() -> None:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     assert torch_api.unbacked_symbols([torch.randn(3), None, 2.5]) == frozenset()
     mode = torch_api.FakeTensorMode(

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    in_kernel_invocation_manager,
 )
 from torch._subclasses.fake_tensor import unset_fake_temporarily as without_fakes
 from torch.nn import init
@@ -69,6 +70,7 @@ __all__ = [
     "tensor_users",
     "unbacked_symbols",
     "uses_python_reducer",
+    "view_of",
     "without_fakes",
 ]
 
@@ -238,6 +240,19 @@ def storage_key(tensor: torch.Tensor) -> int:
     """What tensors that share a storage have in common, for as long as one of them lives."""
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def view_of(operator: OpOverload, tensor: torch.Tensor, *args: Any) -> Any:
+    """What an operator that makes views gives for a tensor. A fake one is asked as its own kernel
+    would ask it: to be dispatched like others takes six times as long, and graphs have many."""
+    if type(tensor) is not FakeTensor or tensor._has_symbolic_sizes_strides:
+        return operator(tensor, *args)
+    mode, device = tensor.fake_mode, tensor.fake_device
+    with in_kernel_invocation_manager(mode):
+        made = operator(tensor, *args)
+    if isinstance(made, torch.Tensor):
+        return FakeTensor(mode, made, device)
+    return [FakeTensor(mode, part, device) for part in made]
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:

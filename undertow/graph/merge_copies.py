@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from undertow.program import CollectiveKind
 _aten, _c10d = torch.ops.aten, torch_api.collectives
 _AG, _RS = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 _AR, _A2A = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
+
+_VIEWS = (_aten.view.default, _aten.split_with_sizes.default)
 
 Size = Any  # an int, or the node of a symbolic one
 
@@ -195,7 +198,8 @@ class _Bucket:
             node = self.graph.call_function(target, args, kwargs)
         if value is None:
             values = fx.map_arg((args, kwargs), lambda arg: arg.meta["val"])
-            value = target(*values[0], **values[1])
+            make = partial(torch_api.view_of, target) if target in _VIEWS else target
+            value = make(*values[0], **values[1])
         notes = {k: v for k, v in self.first.meta.items() if k in ("phase", "nn_module_stack")}
         node.meta = {**notes, "val": value, "module": self.module}
         self.list.append(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from undertow.capture import torch_api
@@ -40,4 +41,5 @@ def _moved(value: Any, old: int, base: Tensor) -> Any:
         return value
     there = base if base.dtype == value.dtype else base.view(value.dtype)
     offset = there.storage_offset() + value.storage_offset()
-    return there.as_strided(value.shape, value.stride(), offset)
+    as_strided = torch.ops.aten.as_strided.default
+    return torch_api.view_of(as_strided, there, value.shape, value.stride(), offset)
