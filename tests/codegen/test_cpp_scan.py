@@ -11,6 +11,8 @@ from tests.loops.compiling import compile_function, same
 from undertow.codegen import cpp_scan
 from undertow.loops import passes
 
+CLOSE = {"rtol": 1e-2, "atol": 1e-2}
+
 
 def check(function: Any, *args: torch.Tensor, **tolerance: Any) -> str:
     """What is generated; it gives what eager does, to the last bit unless a tolerance is given."""
@@ -30,6 +32,16 @@ def from_the_end(x: torch.Tensor) -> list[torch.Tensor]:
 def test_rows_run_abreast_and_those_left_alone(rows: int, function: Any) -> None:
     cpp = check(function, torch.randn(rows, 130))
     assert f"rest += {cpp_scan.ABREAST}" in cpp
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_chunks_of_rows_run_abreast(dtype: torch.dtype) -> None:
+    x = torch.randn(11, 1300).to(dtype)
+    cpp = check(lambda x: [x.cumsum(-1), x.abs().cumsum(-1).cumsum(-1).tanh()], x, **CLOSE)
+    assert f"z1[{cpp_scan.ABREAST}][{cpp_scan.CHUNK}]" in cpp
+    cpp = check(lambda x: [x.exp().flip(1).cumsum(1).flip(1).sqrt() + x], x, **CLOSE)
+    assert "rest +=" in cpp
+    assert "g = h - 512" in cpp
 
 
 def test_rows_of_rows_run_abreast() -> None:

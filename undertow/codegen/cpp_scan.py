@@ -1,10 +1,10 @@
 """Loops in which something runs along: each iteration takes over from the one before it.
 
 Where little else is done, all of it fits between one step of the running result and the next, and
-the loop is one that is not vectorised; a few rows run abreast in it, since each waits for its own
-last step alone. Else it runs a chunk at a time: vectors compute what goes
+the loop is one that is not vectorised. Else it runs a chunk at a time: vectors compute what goes
 into the running results, a loop in order runs them along the chunk, and vectors use them. What goes
-from one to the other is in arrays of a chunk, which stay in the nearest cache.
+from one to the other is in arrays of a chunk, which stay in the nearest cache. In both a few rows
+run abreast where they can: each step of a running sum waits for the last of its own row alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from undertow.loops.sizes import hint_of
 CHUNK = 512  # elements
 LIGHT = 16  # additions that run beside a running sum for nothing
 ABREAST = 4  # rows, as many as an addition takes cycles
-LEAST_ABREAST = 16  # elements of rows that run abreast
+LEAST_ABREAST = 16  # elements of rows that run abreast,
+MOST_ABREAST = 40  # and instructions, of which there will be as many for each
 DEAR = 12  # of one instruction, which vectors do much faster
 _AGAIN = ("load", "index", "const")  # what is cheaper to have again than to keep
 
@@ -73,7 +74,9 @@ def scanned_loops(text: Text, this: Pass, low: str, high: str, sums: list[int]) 
     text.far = True  # sines of any angle: to look for large ones would be to run along twice
     if _is_light(text, this, sums):
         text.open(loop_head(text, f"i{last}", low, high))
+        _open_rows(text)
         iteration(text, this, [])
+        _close_rows(text)
         text.close()
     else:
         _chunks(text, this, low, high, sums)
@@ -98,34 +101,44 @@ def rows_abreast(text: Text, begin: str, end: str) -> str:
     text.close()
     text.is_abreast = True
     start_scans(text, this)
-    text.open(loop_head(text, "i0", "0", f"{kernel.inner[0]}L"))
-    text.put(f"#pragma GCC unroll {ABREAST}")
-    text.open(f"for (i64 k = 0; k < {ABREAST}; ++k) {{")
-    for at in range(len(kernel.outer)):
-        text.put(f"const i64 o{at} = w{at}[k];")
-    iteration(text, this, [])
+    scanned_loops(text, this, "0", f"{kernel.inner[0]}L", [])
     text.is_abreast = False
-    for _ in range(3):
-        text.close()
+    text.close()
     return "rest"
 
 
+def _open_rows(text: Text) -> None:
+    """The rows that run abreast, one after the other; nothing if it is one. Written out one by one
+    they do not keep compilers from making vectors of each."""
+    if text.is_abreast:
+        text.put(f"#pragma GCC unroll {ABREAST}")
+        text.open(f"for (i64 k = 0; k < {ABREAST}; ++k) {{")
+        for at in range(len(text.kernel.outer)):
+            text.put(f"const i64 o{at} = w{at}[k];")
+
+
+def _close_rows(text: Text) -> None:
+    if text.is_abreast:
+        text.close()
+
+
 def _runs_abreast(text: Text) -> bool:
-    """Whether rows have nothing but light running sums or products of floats, which wait."""
+    """Whether rows have running sums or products of floats, which wait, and no values of rows."""
     kernel = text.kernel
     if len(text.passes) != 1 or len(kernel.inner) != 1 or kernel.late or text.row_stores():
         return False
     this, code = text.passes[0], kernel.code
     scans = [code[n] for n in scans_of(text, this)]
     rows = hint_of(product(kernel.outer))
-    is_long = rows >= ABREAST and hint_of(kernel.inner[0]) >= LEAST_ABREAST
+    is_fit = rows >= ABREAST and hint_of(kernel.inner[0]) >= LEAST_ABREAST
+    is_fit = is_fit and len(this.body) <= MOST_ABREAST
     is_waiting = any(is_float(i.dtype) and i.data.kind in ("sum", "prod") for i in scans)
     is_plain = all(i.data.kind != "logsumexp" for i in scans) and not this.reduces
     per_row = (
         level == "row" and instr.op != "const"
         for instr, level in zip(code, kernel.levels, strict=True)
     )
-    return is_long and is_waiting and is_plain and not any(per_row) and _is_light(text, this, [])
+    return is_fit and is_waiting and is_plain and not any(per_row)
 
 
 def _is_light(text: Text, this: Pass, sums: list[int]) -> bool:
@@ -209,7 +222,7 @@ def chunk_arrays(text: Text, this: Pass) -> list[int]:
 def chunk_nbytes(text: Text) -> int:
     """Bytes of a thread's stack that arrays of chunks take, at most."""
     found = [n for this in text.passes if scans_of(text, this) for n in chunk_arrays(text, this)]
-    return CHUNK * sum(NBYTES[text.kernel.code[n].dtype] for n in found)
+    return ABREAST * CHUNK * sum(NBYTES[text.kernel.code[n].dtype] for n in found)
 
 
 def _chunks(text: Text, this: Pass, low: str, high: str, sums: list[int]) -> None:
@@ -218,7 +231,8 @@ def _chunks(text: Text, this: Pass, low: str, high: str, sums: list[int]) -> Non
     text.open("{")
     for number in arrays:
         kind = C_TYPES[code[number].dtype]
-        text.put(f"{kind} z{number}[{CHUNK}] __attribute__((aligned(64)));")
+        rows = f"[{ABREAST}]" if text.is_abreast else ""
+        text.put(f"{kind} z{number}{rows}[{CHUNK}] __attribute__((aligned(64)));")
     if text.kernel.is_reversed:
         text.open(f"for (i64 h = {high}, g; h > {low}; h = g) {{")
         text.put(f"g = h - {CHUNK} > {low} ? h - {CHUNK} : {low};")
@@ -233,12 +247,14 @@ def _chunks(text: Text, this: Pass, low: str, high: str, sums: list[int]) -> Non
             _vectors(text, this, stage, is_last, sums)
         if stage.scans:
             text.open(loop_head(text, f"i{last}", "g", "h"))
+            _open_rows(text)
             args = {arg for number in stage.scans for arg in code[number].args}
             for arg in sorted(args.intersection(this.body)):
                 if is_at_hand(text, this, arg):
                     text.put(text.definition(arg, code[arg]))
             for number in stage.scans:
-                _run_along(text, number, arrays, last)
+                _run_along(text, number, arrays)
+            _close_rows(text)
             text.close()
     for number in sums:
         text.fold(number, "r", "t")
@@ -251,6 +267,7 @@ def _vectors(text: Text, this: Pass, stage: Stage, is_last: bool, sums: list[int
     nothing is written over that another stage reads."""
     code, arrays = text.kernel.code, chunk_arrays(text, this)
     last = len(text.kernel.inner) - 1
+    _open_rows(text)
     clauses = text.simd_clauses(sums if is_last else [])
     if clauses is not None:
         text.put(f"#pragma omp simd{clauses}")
@@ -258,21 +275,27 @@ def _vectors(text: Text, this: Pass, stage: Stage, is_last: bool, sums: list[int
     for number in stage.body:
         kind = C_TYPES[code[number].dtype]
         if number in stage.reloads:
-            text.put(f"const {kind} v{number} = z{number}[i{last} - g];")
+            text.put(f"const {kind} v{number} = {_in_chunk(text, number)};")
         elif number in this.reloads:
             text.put(f"const {kind} v{number} = s{number}[{text.linear()}];")
         else:
             text.put(text.definition(number, code[number]))
     for number in stage.body:
         if number in arrays and number not in stage.reloads and not is_last:
-            text.put(f"z{number}[i{last} - g] = v{number};")
+            text.put(f"{_in_chunk(text, number)} = v{number};")
     if is_last:
         finish_iteration(text, this, sums)
     text.close()
+    _close_rows(text)
 
 
-def _run_along(text: Text, number: int, arrays: list[int], last: int) -> None:
+def _in_chunk(text: Text, number: int) -> str:
+    """A value's place in its array."""
+    return f"z{number}{text.lane()}[i{len(text.kernel.inner) - 1} - g]"
+
+
+def _run_along(text: Text, number: int, arrays: list[int]) -> None:
     instr = text.kernel.code[number]
-    args = [f"z{arg}[i{last} - g]" if arg in arrays else text.name(arg) for arg in instr.args]
+    args = [_in_chunk(text, arg) if arg in arrays else text.name(arg) for arg in instr.args]
     text.put(text.carried(number, args))
-    text.put(f"z{number}[i{last} - g] = ({C_TYPES[instr.dtype]})r{number};")
+    text.put(f"{_in_chunk(text, number)} = ({C_TYPES[instr.dtype]})r{number}{text.lane()};")
