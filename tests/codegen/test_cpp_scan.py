@@ -14,6 +14,11 @@ from undertow.loops import passes
 CLOSE = {"rtol": 1e-2, "atol": 1e-2}
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 def check(function: Any, *args: torch.Tensor, **tolerance: Any) -> str:
     """What is generated; it gives what eager does, to the last bit unless a tolerance is given."""
     compiled = compile_function(function, *[arg.clone() for arg in args])

@@ -24,6 +24,11 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torc
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 def traced(function: Any, *args: torch.Tensor) -> Any:
     return make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*args)
 
@@ -101,7 +106,7 @@ def test_a_running_sum_of_a_constant_or_of_what_is_spread() -> None:
     def program(x):  # type: ignore[no-untyped-def]
         return [torch.ones(5, 40).cumsum(1), x.sum(1, keepdim=True).expand(5, 40).cumsum(1)]
 
-    check(program, torch.randn(5, 40), kernels=None, rtol=1e-6, atol=1e-5)
+    check(program, torch.randint(-9, 9, (5, 40)).float(), kernels=None)
 
 
 # -- what shares a kernel with them -------------------------------------------------------------
