@@ -2,7 +2,8 @@
 
 Two network namespaces joined by a veth pair whose rate `tc` limits; one rank and one thread in
 each. Every variant has processes of its own that live through the run; rounds of steps go from one
-to the next, so that all see the same noise, and ratios to `compute` of the same round are shown.
+to the next, so that all see the same noise, and ratios to `compute` of the same round are shown:
+two processes that train at the same time and do not communicate.
 It needs root and iproute2. Each part takes three to four minutes, all of them most of an hour:
 
     python -m bench.slow_link --model 11M --ratio 1 --parallel ddp
@@ -126,16 +127,15 @@ def _run(*command: str) -> None:
 def teams(
     stack: contextlib.ExitStack, link: Link, model: dict[str, int], variants: Sequence[str]
 ) -> dict[str, Team]:
-    """All variants, each with its two processes."""
+    """All variants, each with its two processes. Those of `compute` know nothing of each other,
+    but work at the same time as ranks do: they may share what a processor has."""
     made: dict[str, Team] = {}
     for number, variant in enumerate(variants):
-        world = 1 if variant == "compute" else 2
-        store = f"{_ADDRESSES[0]}:{_PORT + number}"
-        setups = [
-            Setup(variant, rank, world, store, model, _BATCH, _SEQ, {"cluster": "measure"})
-            for rank in range(world)
-        ]
-        places = [link.place(rank) for rank in range(world)]
+        is_alone = variant == "compute"
+        store, options = f"{_ADDRESSES[0]}:{_PORT + number}", {"cluster": "measure"}
+        ranks = [(0, 1), (0, 1)] if is_alone else [(0, 2), (1, 2)]
+        setups = [Setup(variant, *rank, store, model, _BATCH, _SEQ, options) for rank in ranks]
+        places = [link.place(rank) for rank in range(2)]
         made[variant] = stack.enter_context(Team(setups, places, timeout=600))
     return made
 
@@ -151,7 +151,7 @@ class Round:
 
 def compute_seconds(team: Team) -> float:
     team.steps(2)
-    return min(team.steps(5)[0]["seconds"])
+    return max(statistics.median(answer["seconds"]) for answer in team.steps(5))
 
 
 def rounds(made: dict[str, Team], count: int, steps: int) -> dict[str, list[Round]]:

@@ -132,6 +132,27 @@ def test_a_limit_below_the_captured_peak_lowers_it_as_far_as_it_goes():
     assert solve(program, Limits(peak_bytes=8)).timeline.peak_nbytes == 8
 
 
+def test_what_fits_starts_before_the_last_moment():
+    layers = "\n".join(
+        f"""
+        input shard{k} 1KiB
+        buffer full{k} 2KiB
+        buffer x{k} 1KiB
+        gather{k} start dp 20us reads shard{k} writes full{k}
+        ready{k} wait gather{k}
+        work{k} compute 30us reads full{k} {f"x{k - 1}" if k else ""} writes x{k}
+        """
+        for k in range(6)
+    )
+    text = f"group dp\n{layers}\nbuffer large 1MiB\nlast compute 1us reads x5 writes large"
+    program = parse_program(text)
+    found = solve(program)
+    names = [program.tasks[i].name for i in found.order.tasks]
+    assert found.timeline.total_ns == 201_000
+    assert max(names.index(f"gather{k}") for k in range(6)) < names.index("work0")
+    assert found.timeline.peak_nbytes == simulate(program).peak_nbytes
+
+
 def test_small_collectives_are_merged_where_that_is_shorter():
     program = gathers(12)
     alone = solve(program, Limits(peak_ratio=None), reprice=REPRICE, should_merge=False)

@@ -29,6 +29,7 @@ from undertow.schedule.candidates import (
     Workshop,
 )
 from undertow.schedule.condense import Condensed, condense
+from undertow.schedule.early_starts import Edges, raise_all
 from undertow.schedule.explore import (
     FOLD_POLICIES,
     NEAR_PERMILLE,
@@ -293,7 +294,23 @@ def _finished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
         best = _polished(best, bounds, limits)
     if len(best.merged.program) <= _SEARCHED_TASKS:
         best = _search(best, bounds, limits.steps)
-    return best
+    return _with_early_starts(best, bounds)
+
+
+def _with_early_starts(best: Candidate, bounds: Bounds) -> Candidate:
+    """Starts as early as they go within the peak that there is anyway. A collective that starts
+    just in time by the prediction comes late in a step that is not quite as predicted."""
+    program = best.merged.program
+    if not program.starts or best.rank(bounds)[0] > 0:
+        return best
+    peaks = Limits(
+        peak_bytes=best.timeline.peak_nbytes,
+        peak_ratio=None,
+        in_flight_bytes=bounds.in_flight_nbytes,
+    )
+    order = raise_all(program, best.order, peaks, Edges(program))
+    early = Candidate(best.merged, order, simulate(program, order))
+    return early if early.rank(bounds) <= best.rank(bounds) else best
 
 
 def solution_of(
