@@ -121,11 +121,6 @@ def test_an_index_into_what_is_flattened_does_not_leave_its_first_loop() -> None
     check(lambda x, i: [x.reshape(-1).index_select(0, i)], torch.randn(4, 2).t(), index)
 
 
-def test_integer_division_by_what_may_be_zero_is_left_to_eager() -> None:
-    found = lowered(lambda x, y: [x // y, x // 2], torch.tensor([3, 4]), torch.tensor([1, 2]))
-    assert list(found.fallbacks) == ["aten.floor_divide.default"]
-
-
 def test_symbolic_sizes_are_refused() -> None:
     with pytest.raises(DynamicShapesError):
         lowered(lambda x: [x * 2], torch.randn(3, 4), mode="symbolic")

@@ -23,6 +23,7 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _BITS = {"and": "&", "or": "|", "xor": "^"}
 _CALLS = {"maximum": "u_max", "minimum": "u_min"}
+_INTEGER_CALLS = frozenset(("floordiv", "remainder", "fmod", "lshift", "rshift", "pow"))
 
 
 def literal(number: float | int | bool, dtype: str) -> str:
@@ -66,19 +67,22 @@ def expression(instr: Instr, args: list[str], from_dtype: str) -> str:
         return _conversion(t, args[0], from_dtype)
     if op == "round" and instr.data is not None:
         return f"round_{instr.data}({args[0]})"
-    if op == "bound":
-        return f"bound({args[0]}, {instr.data}L)"
-    if op in ("floordiv", "remainder") and not is_float(t):
+    if op in ("bound", "within"):
+        return f"{op}({args[0]}, {instr.data}L)"
+    if op in _INTEGER_CALLS and not is_float(t):
         return f"i_{op}<{t}>({', '.join(args)})"
+    if op == "divisor":
+        return f"divisor(({t}){args[0]})"
     return f"{_CALLS.get(op, 'u_' + op)}({', '.join(args)})"
 
 
 def _arithmetic(op: str, t: str, args: list[str]) -> str:
     if t == "bool":
         return f"{args[0]} {'&' if op == 'mul' else '|' if op == 'add' else '^'} {args[1]}"
-    if is_float(t) or op == "div":
-        value = f"{args[0]} {_INFIX[op]} {args[1]}"
-        return value if is_float(t) else f"({t})({value})"
+    if is_float(t):
+        return f"{args[0]} {_INFIX[op]} {args[1]}"
+    if op == "div":
+        return f"i_div<{t}>({args[0]}, {args[1]})"
     # integers wrap round, as eager's do; in C++ only unsigned ones may
     kind = _UNSIGNED[t]
     return f"({t})(({kind}){args[0]} {_INFIX[op]} ({kind}){args[1]})"

@@ -197,7 +197,7 @@ def link(module: Module, functions: dict[str, Any]) -> Callable[..., list[Any]]:
         "own": own,
         "take_over": take_over,
         "refuse": _refuse,
-        "bad_index": _bad_index,
+        "fail": _fail,
         **module.names,
         **functions,
     }
@@ -212,5 +212,7 @@ def _refuse(tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
     )
 
 
-def _bad_index() -> None:
+def _fail(fault: int) -> None:
+    if fault == 2:
+        raise RuntimeError("ZeroDivisionError: an integer was divided by zero in a compiled graph")
     raise IndexError("index out of range in a compiled graph")

@@ -80,7 +80,7 @@ class _Writer:
             if isinstance(segment, list):
                 self.allocate(segment)
                 origins = " ".join(name for at in segment for name in self.origins(at))
-                self.put(f"if seg{run}(P): bad_index()  # {origins[:200]}")
+                self.put(f"if fault := seg{run}(P): fail(fault)  # {origins[:200]}")
                 run += 1
                 self.free(k, segment)
             else:

@@ -12,6 +12,7 @@ from undertow.loops.sizes import SIZES, declared
 
 PART_CHARS = 30_000  # of each part, at least: about a second of compiler
 CHUNK_STEPS = 64  # of a run in one function
+CHECKS = ("bound(", "within(", "divisor(")  # functions that may find what eager raises for
 RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it,
 RUN_SHARE = 64  # or such a part of the peak, in a small graph,
 LEAST_RUN_NBYTES = 1 << 16  # and not for less
@@ -157,9 +158,10 @@ def _calls(schedule: Schedule) -> list[tuple[str, str]]:
                 body.append(f"  seg{k}_{j}(P);")
         launches = (schedule.steps[at] for at in steps if at not in schedule.gemms)
         checks = any(
-            isinstance(step, Launch) and "bound(" in schedule.texts[step.name] for step in launches
+            isinstance(step, Launch) and any(c in schedule.texts[step.name] for c in CHECKS)
+            for step in launches
         )
-        body.append(f"  return {'take_bad_index()' if checks else '0'};")
+        body.append(f"  return {'take_fault()' if checks else '0'};")
         text = 'extern "C" CALLS i64 @(char **P) {\n' + "\n".join(body) + "\n}\n"
         found.append((f"seg{k}", declared(text, slots.get(SIZES, 0))[0]))
     return found

@@ -306,8 +306,8 @@ INLINE f64 u_fmod(f64 x, f64 y) { return __builtin_fmod(x, y); }
 
 template <class T> INLINE T u_max(T a, T b) { return (a > b) | (a != a) ? a : b; }
 template <class T> INLINE T u_min(T a, T b) { return (a < b) | (a != a) ? a : b; }
-template <class T> INLINE T u_fmax(T a, T b) { return (a > b) | (b != b) ? a : b; }
-template <class T> INLINE T u_fmin(T a, T b) { return (a < b) | (b != b) ? a : b; }
+template <class T> INLINE T u_fmax(T a, T b) { return (a >= b) | (b != b) ? a : b; }
+template <class T> INLINE T u_fmin(T a, T b) { return (a <= b) | (b != b) ? a : b; }
 template <class T> INLINE T log_add_exp(T x, T y) {  // of an element and what is carried along
   T a = (y < x) | (y != y) ? y : x, b = (x < y) | (y != y) ? y : x;
   return (a != b) | (u_abs(a) < (T)INF) ? u_log1p(u_exp(a - b)) + b : x;
@@ -325,13 +325,34 @@ template <class T> INLINE T u_floordiv(T a, T b) {
   f = d == (T)0 ? u_copysign((T)0, a / b) : f;
   return b == (T)0 ? a / b : f;
 }
+// Integers. The least of them divided by -1 has no quotient in C++; here it wraps round.
+template <class T> INLINE T i_div(T a, T b) {
+  return b == (T)-1 && (T)-1 < (T)0 ? (T)(0 - (u64)a) : (T)(a / b);
+}
+template <class T> INLINE T i_fmod(T a, T b) {
+  return b == (T)-1 && (T)-1 < (T)0 ? (T)0 : (T)(a % b);
+}
 template <class T> INLINE T i_floordiv(T a, T b) {
-  T q = (T)(a / b);
-  return (T)(q - ((a % b != 0) & ((a < 0) != (b < 0))));
+  return (T)(i_div(a, b) - ((i_fmod(a, b) != 0) & ((a < 0) != (b < 0))));
 }
 template <class T> INLINE T i_remainder(T a, T b) {
-  T r = (T)(a % b);
+  T r = i_fmod(a, b);
   return (T)(r + ((r != 0) & ((r < 0) != (b < 0)) ? b : (T)0));
+}
+// Shifts by less than nothing, or by as many bits as there are, leave nothing but the sign.
+template <class T> INLINE T i_lshift(T a, T b) {
+  bool in = (b >= (T)0) & (b < (T)(8 * sizeof(T)));
+  return in ? (T)((u64)a << (in ? b : (T)0)) : (T)0;
+}
+template <class T> INLINE T i_rshift(T a, T b) {
+  bool in = (b >= (T)0) & (b < (T)(8 * sizeof(T)));
+  return in ? (T)(a >> (in ? b : (T)0)) : (T)(a < (T)0 ? -1 : 0);
+}
+template <class T> INLINE T i_pow(T a, T b) {
+  if (b < (T)0) return (T)(a == (T)1 ? 1 : a == (T)-1 ? (b & 1 ? -1 : 1) : 0);
+  u64 found = 1, square = (u64)a;
+  for (u64 n = (u64)b; n; n >>= 1) { found = n & 1 ? found * square : found; square *= square; }
+  return (T)found;
 }
 
 // Philox 4x32-10 (Salmon et al., 2011): random bits as a function of a key and a counter.
@@ -415,20 +436,25 @@ ONCE static void run(Part part, char **p, i64 total, i64 worth) {
   GOMP_parallel(work, &job, (unsigned)threads, 0);
 }
 #ifdef UNDERTOW_PART
-extern SHARED i64 bad_index;
+extern SHARED i64 fault;
 #else
-SHARED i64 bad_index;  // set by any thread that meets an index out of range
+SHARED i64 fault;  // set by any thread that meets an index out of range (1) or divides by zero (2)
 #endif
-INLINE i64 bound(i64 i, i64 n) {
-  i64 w = i < 0 ? i + n : i;
-  bool wrong = (w < 0) | (w >= n);
-  if (__builtin_expect(wrong, 0)) { bad_index = 1; w = 0; }
-  return w;
+// An index that must be in [0, n), and one that may also be counted from the end.
+INLINE i64 within(i64 i, i64 n) {
+  bool wrong = (i < 0) | (i >= n);
+  if (__builtin_expect(wrong, 0)) { fault = 1; i = 0; }
+  return i;
+}
+INLINE i64 bound(i64 i, i64 n) { return within(i < 0 ? i + n : i, n); }
+template <class T> INLINE T divisor(T b) {
+  if (__builtin_expect(b == (T)0, 0)) { fault = 2; b = (T)1; }
+  return b;
 }
 #ifdef UNDERTOW_PART
-extern "C" i64 take_bad_index(void);
+extern "C" i64 take_fault(void);
 #else
-extern "C" i64 take_bad_index(void) { i64 was = bad_index; bad_index = 0; return was; }
+extern "C" i64 take_fault(void) { i64 was = fault; fault = 0; return was; }
 #endif
 
 // Many kernels of one structure as one: their iterations are laid end to end and shared out.

@@ -231,7 +231,10 @@ class Body:
     def take(self, operand: Any, dtype: str) -> int:
         """An operand (a value or a number) in a register type."""
         if isinstance(operand, View | Constant):
-            return self.cast(self.load(operand), dtype)
+            found = self.load(operand)
+            if dtype == "f32" and self.out in HALVES and operand.dtype in _WIDE and operand.sizes:
+                return self.convert(found, self.out)  # eager has it in 16 bits before it computes
+            return self.cast(found, dtype)
         if isinstance(operand, int | float | bool) or is_symbolic(operand):
             return self.const(operand, dtype)
         raise CannotLower(f"an operand of type {type(operand).__name__}")
@@ -253,6 +256,7 @@ class Body:
         return self.op("round", "f32", found, data=tag) if tag in HALVES else found
 
 
+_WIDE = ("i16", "i32", "i64")  # integers that 16-bit floats do not hold
 _BITS = {"i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8}
 
 

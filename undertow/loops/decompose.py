@@ -22,7 +22,7 @@ _NAMES = """
     gelu gelu_backward silu silu_backward hardswish hardswish_backward hardsigmoid
     hardsigmoid_backward hardtanh hardtanh_backward relu6 leaky_relu leaky_relu_backward elu
     elu_backward celu selu softplus softplus_backward mish mish_backward log_sigmoid_forward
-    log_sigmoid_backward softshrink hardshrink threshold glu glu_backward prelu _prelu_kernel
+    log_sigmoid_backward glu glu_backward prelu _prelu_kernel
     _prelu_kernel_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward
     huber_loss huber_loss_backward binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits soft_margin_loss soft_margin_loss_backward nll_loss_forward

@@ -85,7 +85,9 @@ class Instr(NamedTuple):
     gather    data = (buffer, strides of args)   value at map + sum of args times their strides
     mload     data = buffer                      value at map where the argument is true
     const     data = number
-    bound     data = size                        an index wrapped and checked against a size
+    within    data = size                        an index checked against a size
+    bound     data = size                        the same, of one that may count from the end
+    divisor                                      an integer checked not to be zero
     reduce    data = kind                        over the nest's reduced loops
     scan      data = Scan                        so far along the nest's scanned loop, inclusive
     convert, round (data = the 16-bit type) and the arithmetic of `pointwise`

@@ -251,8 +251,11 @@ def _triangle(lowering: Lowering, node: fx.Node, x: Any, diagonal: int = 0) -> V
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 
 
-def index_at(body: Body, index: View, dims: tuple[int, ...], size: int) -> int:
-    """An index tensor read over the given loops of the body, wrapped and checked."""
+def index_at(
+    body: Body, index: View, dims: tuple[int, ...], size: int, check: str = "within"
+) -> int:
+    """An index tensor read over the given loops of the body, checked; "bound" is for those
+    operators that take what is below zero to count from the end."""
     if not isinstance(index, View) or index.dtype not in ("i64", "i32"):
         raise CannotLower("an index that is not a tensor of integers")
     strides = [0] * len(body.sizes)
@@ -261,7 +264,7 @@ def index_at(body: Body, index: View, dims: tuple[int, ...], size: int) -> int:
         if have != 1:
             strides[dim] = stride
     place = body.cast(body.load_at(index, tuple(strides), index.offset), "i64")
-    return body.op("bound", "i64", place, data=size)
+    return body.op(check, "i64", place, data=size)
 
 
 @handles("index", "_unsafe_index")
@@ -283,7 +286,7 @@ def _index(lowering: Lowering, node: fx.Node, x: Any, indices: Any) -> Value:
     for dim, k in zip(places, plain, strict=True):
         strides[dim] = x.strides[k] if x.sizes[k] != 1 else 0
     dims = tuple(range(first, first + rank))
-    terms = [(index_at(body, indices[k], dims, x.sizes[k]), x.strides[k]) for k in used]
+    terms = [(index_at(body, indices[k], dims, x.sizes[k], "bound"), x.strides[k]) for k in used]
     value = body.gather(x, tuple(strides), terms)
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 

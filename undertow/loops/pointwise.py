@@ -14,6 +14,7 @@ import torch
 
 from undertow.loops.body import Body, CannotLower
 from undertow.loops.dtypes import HALVES, TAGS, is_float, register
+from undertow.loops.ir import Constant, View
 from undertow.loops.sizes import is_symbolic
 
 Rule = Callable[..., int]
@@ -65,6 +66,8 @@ for _name in ("floor", "ceil", "round", "trunc"):
 for _name in ("maximum", "minimum", "fmax", "fmin"):
 
     def _extremum(b: Body, x: Any, y: Any, *, _op: str = _name) -> int:
+        if b.out == "bf16" and _op in ("fmax", "fmin"):
+            x, y = y, x  # of two zeros eager takes the second, in this type alone
         return b.op(_op, b.t, b.take(x, b.t), b.take(y, b.t))
 
     POINTWISE[_name] = _extremum
@@ -74,10 +77,11 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     def _compare(b: Body, x: Any, y: Any, *, _op: str = _name) -> int:
         meet = promoted(b)
         sides = [b.take(side, register(meet)) for side in (x, y)]
-        if meet in HALVES:
+        if meet in HALVES:  # both sides are of that type before they are compared
+            is_met = [isinstance(side, View | Constant) and side.dtype == meet for side in (x, y)]
             sides = [
-                b.op("round", "f32", s, data=meet) if b.instrs[s].op == "const" else s
-                for s in sides
+                s if met else b.op("round", "f32", s, data=meet)
+                for s, met in zip(sides, is_met, strict=True)
             ]
         return b.op(_op, "bool", *sides)
 
@@ -104,24 +108,33 @@ for _name in ("atan2", "hypot", "copysign"):
     POINTWISE[_name] = _float_binary
 
 
+def _met(b: Body, x: Any) -> int:
+    """An operand in the type of the result, numbers too. Eager's sums and powers of 16 bits round
+    numbers to 16 bits first; its products and quotients do not."""
+    found = b.take(x, b.t)
+    if b.out not in HALVES or (isinstance(x, View | Constant) and x.dtype == b.out):
+        return found
+    return b.op("round", "f32", found, data=b.out)
+
+
 def _scaled(b: Body, y: Any, alpha: Any) -> int:
-    scaled = b.take(y, b.t)
-    return scaled if alpha == 1 else b.op("mul", b.t, scaled, b.const(alpha, b.t))
+    scaled = _met(b, y)
+    return scaled if alpha == 1 else b.op("mul", b.t, scaled, _met(b, alpha))
 
 
 @rule("add")
 def _add(b: Body, x: Any, y: Any, alpha: Any = 1) -> int:
-    return b.op("add", b.t, b.take(x, b.t), _scaled(b, y, alpha))
+    return b.op("add", b.t, _met(b, x), _scaled(b, y, alpha))
 
 
 @rule("sub")
 def _sub(b: Body, x: Any, y: Any, alpha: Any = 1) -> int:
-    return b.op("sub", b.t, b.take(x, b.t), _scaled(b, y, alpha))
+    return b.op("sub", b.t, _met(b, x), _scaled(b, y, alpha))
 
 
 @rule("rsub")
 def _rsub(b: Body, x: Any, y: Any, alpha: Any = 1) -> int:
-    return b.op("sub", b.t, b.take(y, b.t), _scaled(b, x, alpha))
+    return b.op("sub", b.t, _met(b, y), _scaled(b, x, alpha))
 
 
 @rule("mul")
@@ -137,7 +150,7 @@ def _div(b: Body, x: Any, y: Any, rounding_mode: str | None = None) -> int:
         if b.out in HALVES:
             raise CannotLower("a quotient rounded twice")
         return b.op("floordiv", b.t, b.take(x, b.t), b.take(y, b.t))
-    quotient = b.op("div", b.t, b.take(x, b.t), b.take(y, b.t))
+    quotient = b.op("div", b.t, _met(b, x), b.take(y, b.t))
     if rounding_mode is None:
         return quotient
     if b.out in HALVES:
@@ -146,11 +159,18 @@ def _div(b: Body, x: Any, y: Any, rounding_mode: str | None = None) -> int:
 
 
 def _divide_ints(b: Body, x: Any, y: Any, rounding_mode: str | None) -> int:
-    # eager raises on a division by zero, so only divisors known to be none are ours
-    if not isinstance(y, int) or y in (0, -1) or isinstance(y, bool) or b.t == "bool":
-        raise CannotLower("an integer divided by what might be zero")
     name = "floordiv" if rounding_mode == "floor" else "div"
-    return b.op(name, b.t, b.take(x, b.t), b.take(y, b.t))
+    return b.op(name, b.t, b.take(x, b.t), _divisor(b, y))
+
+
+def _divisor(b: Body, y: Any) -> int:
+    """What integers are divided by; eager raises if it is zero."""
+    if b.t == "bool":
+        raise CannotLower("a quotient of truth values")
+    found = b.take(y, b.t)
+    if b.instrs[found].op == "const" and b.instrs[found].data:
+        return found
+    return b.op("divisor", b.t, found)
 
 
 @rule("floor_divide")
@@ -160,16 +180,14 @@ def _floor_divide(b: Body, x: Any, y: Any) -> int:
 
 @rule("remainder")
 def _remainder(b: Body, x: Any, y: Any) -> int:
-    if not is_float(b.t) and (not isinstance(y, int) or y in (0, -1) or b.t == "bool"):
-        raise CannotLower("an integer divided by what might be zero")
-    return b.op("remainder", b.t, b.take(x, b.t), b.take(y, b.t))
+    divisor = _met(b, y) if is_float(b.t) else _divisor(b, y)
+    return b.op("remainder", b.t, _met(b, x), divisor)
 
 
 @rule("fmod")
 def _fmod(b: Body, x: Any, y: Any) -> int:
-    if not is_float(b.t):
-        raise CannotLower("an integer divided by what might be zero")
-    return b.op("fmod", b.t, b.take(x, b.t), b.take(y, b.t))
+    divisor = _met(b, y) if is_float(b.t) else _divisor(b, y)
+    return b.op("fmod", b.t, _met(b, x), divisor)
 
 
 @rule("neg")
@@ -206,15 +224,17 @@ def _square(b: Body, x: Any) -> int:
 
 @rule("pow")
 def _pow(b: Body, x: Any, y: Any) -> int:
+    if b.t == "bool":
+        raise CannotLower("a power of truth values")
     if not is_float(b.t):
-        raise CannotLower("a power of integers")
+        return b.op("pow", b.t, b.take(x, b.t), b.take(y, b.t))
     if isinstance(y, int | float):
         short = _short_power(b, b.take(x, b.t), float(y))
         if short is not None:
             return short
     if isinstance(x, int | float) and x == 2 and b.t == "f32":
         return b.op("exp2", b.t, b.take(y, b.t))
-    return b.op("pow", b.t, b.take(x, b.t), b.take(y, b.t))
+    return b.op("pow", b.t, _met(b, x), _met(b, y))
 
 
 def _short_power(b: Body, x: int, y: float) -> int | None:
@@ -223,9 +243,9 @@ def _short_power(b: Body, x: int, y: float) -> int | None:
         return b.const(1, b.t)
     if y == 1.0:
         return x
-    if y == 0.5:
+    if y == 0.5 and b.out != "f16":
         return b.op("sqrt", b.t, x)
-    if y == -0.5:
+    if y == -0.5 and b.out != "f16":
         return b.op("rsqrt", b.t, x)
     if y in (2.0, 3.0, -1.0, -2.0):
         found = x
@@ -286,9 +306,19 @@ def _bitwise_not(b: Body, x: Any) -> int:
     return b.op("not", b.t, b.take(x, b.t))
 
 
-@rule("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
-def _shift(b: Body, x: Any, y: Any) -> int:
-    raise CannotLower("a shift, whose amount may be out of range")
+for _name, _op_name in {
+    "bitwise_left_shift": "lshift",
+    "bitwise_right_shift": "rshift",
+    "__lshift__": "lshift",
+    "__rshift__": "rshift",
+}.items():
+
+    def _shift(b: Body, x: Any, y: Any, *, _op: str = _op_name) -> int:
+        if is_float(b.t) or b.t == "bool":
+            raise CannotLower("a shift of what is no integer")
+        return b.op(_op, b.t, b.take(x, b.t), b.take(y, b.t))
+
+    POINTWISE[_name] = _shift
 
 
 def _own_type(b: Body, x: Any) -> int:
@@ -344,17 +374,22 @@ def _lerp(b: Body, start: Any, end: Any, weight: Any) -> int:
     return b.op("where", t, near, low, high)
 
 
+def _times(b: Body, x: Any, factor: Any) -> int:
+    found = b.take(x, b.t)
+    return found if factor == 1 else b.op("mul", b.t, found, b.const(factor, b.t))
+
+
 @rule("addcmul")
 def _addcmul(b: Body, x: Any, y: Any, z: Any, value: Any = 1) -> int:
-    scaled = b.op("mul", b.t, _scaled(b, y, value), b.take(z, b.t))
+    scaled = b.op("mul", b.t, _times(b, y, value), b.take(z, b.t))
     return b.op("add", b.t, b.take(x, b.t), scaled)
 
 
 @rule("addcdiv")
 def _addcdiv(b: Body, x: Any, y: Any, z: Any, value: Any = 1) -> int:
     if not is_float(b.t):
-        raise CannotLower("an integer divided by what might be zero")
-    scaled = b.op("div", b.t, _scaled(b, y, value), b.take(z, b.t))
+        raise CannotLower("a quotient of integers")
+    scaled = b.op("div", b.t, _times(b, y, value), b.take(z, b.t))
     return b.op("add", b.t, b.take(x, b.t), scaled)
 
 
@@ -376,6 +411,38 @@ def _threshold_backward(b: Body, grad: Any, x: Any, threshold: Any) -> int:
     t = b.t
     low = b.op("le", "bool", b.take(x, t), b.const(threshold, t))
     return b.op("where", t, low, b.const(0, t), b.take(grad, t))
+
+
+@rule("threshold")
+def _threshold(b: Body, x: Any, threshold: Any, value: Any) -> int:
+    found = b.take(x, b.t)
+    low = b.op("le", "bool", found, b.const(threshold, b.t))
+    return b.op("where", b.t, low, b.const(value, b.t), found)
+
+
+def _is_shrunk(b: Body, x: int, width: Any) -> int:
+    high = b.op("le", "bool", x, b.const(width, b.t))
+    return b.op("and", "bool", b.op("ge", "bool", x, b.const(-width, b.t)), high)
+
+
+@rule("hardshrink")
+def _hardshrink(b: Body, x: Any, width: Any = 0.5) -> int:
+    found = b.take(x, b.t)
+    return b.op("where", b.t, _is_shrunk(b, found, width), b.const(0, b.t), found)
+
+
+@rule("softshrink")
+def _softshrink(b: Body, x: Any, width: Any = 0.5) -> int:
+    t, found, by = b.t, b.take(x, b.t), b.const(width, b.t)
+    above = b.op("gt", "bool", found, by)
+    nearer = b.op("where", t, above, b.op("sub", t, found, by), b.op("add", t, found, by))
+    return b.op("where", t, _is_shrunk(b, found, width), b.const(0, t), nearer)
+
+
+@rule("softshrink_backward", "hardshrink_backward")
+def _shrink_backward(b: Body, grad: Any, x: Any, width: Any) -> int:
+    gone = _is_shrunk(b, b.take(x, b.t), width)
+    return b.op("where", b.t, gone, b.const(0, b.t), b.take(grad, b.t))
 
 
 @rule("clone", "lift_fresh_copy", "alias_copy")

@@ -44,6 +44,8 @@ def reduce_to(
     sizes = source_of(x)
     reduced = reduced_dims(sizes, dims)
     body = lowering.body(sizes, TAGS[meta.dtype])
+    if body.t == "bool":
+        kind = {"max": "any", "min": "all"}.get(kind, kind)
     value = body.take(x, dtype or body.t)
     if any(reduced):
         value = body.op("reduce", dtype or body.t, value, data=kind)

@@ -133,7 +133,9 @@ def _index_put(
     out = _start(lowering, node, x)
     body = lowering.body(tuple(sizes), out.dtype)
     dims = tuple(range(first, first + depth))
-    terms = [(index_at(body, indices[k], dims, out.sizes[k]), out.strides[k]) for k in used]
+    terms = [
+        (index_at(body, indices[k], dims, out.sizes[k], "bound"), out.strides[k]) for k in used
+    ]
     strides = (*out.strides[:first], *(0,) * depth, *out.strides[first + len(used) :])
     strides = tuple(s if n != 1 else 0 for s, n in zip(strides, sizes, strict=True))
     value = body.take(values, body.t)
