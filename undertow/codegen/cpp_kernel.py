@@ -17,7 +17,7 @@ from undertow.codegen.cpp_text import BLOCK, LANES, Text
 from undertow.codegen.cpp_tiles import TILE, Tiles, find_tiles
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Buffer, product
-from undertow.loops.kernel import Kernel
+from undertow.loops.kernel import Kernel, KernelStore
 from undertow.loops.passes import plan_passes, work
 from undertow.loops.sizes import ceil_div, declared, hint_of, is_symbolic
 
@@ -125,25 +125,45 @@ class _Writer(Text):
         )
 
     def scatter(self) -> Source:
-        """Threads share the innermost loop where it is free of computed addresses."""
+        """Threads share the innermost loop where it is free of computed addresses, or else the
+        outermost one if what it writes in one iteration it writes in no other."""
         kernel = self.kernel
         store = next(s for s in kernel.stores if s.mode)
         apart = all(kernel.levels[arg] == "row" for arg, _ in store.terms)
         apart = apart and bool(kernel.inner) and store.strides[-1] != 0
         apart = apart and not self.row_stores()
         size = kernel.inner[-1] if kernel.inner else 1
-        blocks = ceil_div(size, LANES) if apart else 1
+        lines = 0 if apart or self.row_stores() else self.lines_apart(store)
+        blocks = ceil_div(size, LANES) if apart else max(lines, 1)
         self.in_order = not apart
         self.declare()
         self.put(f"const i64 low = begin * {LANES};")
         self.put(f"const i64 high = end * {LANES} < {size}L ? end * {LANES} : {size}L;")
         low, high = ("low", "high") if apart else ("0", f"{size}L")
-        self.open(f"for (i64 row = 0; row < {product(kernel.outer)}L; ++row) {{")
+        rows = product(kernel.outer)
+        first, last = "0", f"{rows}L"
+        if lines:
+            first, last = f"begin * {rows // lines}L", f"end * {rows // lines}L"
+        self.open(f"for (i64 row = {first}; row < {last}; ++row) {{")
         self.outer_indices("row")
         write_row(self, low, high)
         self.close()
         text = "static void @(char **P, i64 begin, i64 end) {\n" + "\n".join(self.lines) + "\n}\n"
         return Source(text, tuple(self.slots), blocks, work(kernel), 0, False)
+
+    def lines_apart(self, store: KernelStore) -> int:
+        """How many iterations the outermost loop has, if no two of them write to one place."""
+        kernel = self.kernel
+        loops = (*kernel.outer, *kernel.inner)
+        if not kernel.outer or any(is_symbolic(n) for n in (*loops, *store.strides)):
+            return 0
+        reach = sum(step * (n - 1) for step, n in zip(store.strides[1:], loops[1:], strict=False))
+        for arg, step in store.terms:
+            instr = kernel.code[arg]
+            if instr.op not in ("bound", "within") or is_symbolic(instr.data):
+                return 0
+            reach += step * (instr.data - 1)
+        return kernel.outer[0] if reach < store.strides[0] else 0
 
     def tiles(self, tiles: Tiles) -> Source:
         """Square tiles of the innermost loop and the one along which some loads are contiguous."""

@@ -156,13 +156,12 @@ class Text:
         address = self.address(store.strides, store.offset)
         for arg, step in store.terms:
             address += f" + {self.name(arg)} * {step}L"
-        if store.mode == "add":
-            target = f"p{slot}[{address}]"
+        value = self.name(store.value)
+        if store.mode not in ("", "set"):
             dtype = self.kernel.code[store.value].dtype
-            return f"{target} = " + expression(
-                Instr("add", dtype), [target, self.name(store.value)], dtype
-            )
-        return f"p{slot}[{address}] = {kept(self.name(store.value), stored)}"
+            old = loaded(f"p{slot}", address, stored)
+            value = f"({expression(Instr(store.mode, dtype), [old, value], dtype)})"
+        return f"p{slot}[{address}] = {kept(value, stored)}"
 
     # -- reductions -------------------------------------------------------------------------
 

@@ -31,7 +31,14 @@ _NAMES = """
     special_xlog1py deg2rad rad2deg slice_backward select_backward native_dropout_backward stack
     pixel_shuffle pixel_unshuffle count_nonzero aminmax isposinf isneginf zero addr
     upsample_nearest1d upsample_nearest2d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    linspace eye detach t transpose
+    linspace logspace eye detach t transpose tril_indices triu_indices
+    repeat roll rot90 diag_embed block_diag channel_shuffle trace _chunk_cat
+    reflection_pad1d reflection_pad2d reflection_pad3d reflection_pad1d_backward
+    reflection_pad2d_backward reflection_pad3d_backward replication_pad1d replication_pad2d
+    replication_pad3d _unsafe_masked_index _unsafe_masked_index_put_accumulate
+    nansum dot vdot dist renorm linalg_cross mvlgamma ldexp multi_margin_loss _weight_norm_interface
+    view_copy permute_copy expand_copy squeeze_copy unsqueeze_copy transpose_copy t_copy narrow_copy
+    split_with_sizes_copy unbind_copy as_strided_copy diagonal_copy
     """
 NAMES = frozenset(_NAMES.split())
 

@@ -102,8 +102,9 @@ class Instr(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Where a nest writes a value. With a mode ("add", "set") the address has `terms` too: computed
-    indices times strides; such writes happen in program order."""
+    """Where a nest writes a value. With a mode ("set", or an operator that takes what is there too:
+    "add", "mul", "maximum", "minimum") the address has `terms` too: computed indices times strides;
+    such writes happen in program order."""
 
     buffer: int
     strides: tuple[int, ...]

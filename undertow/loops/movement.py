@@ -205,6 +205,51 @@ def _scatter_view(lowering: Lowering, node: fx.Node, x: Any, source: Any, *args:
     return out
 
 
+@handles("diagonal_scatter")
+def _diagonal_scatter(
+    lowering: Lowering,
+    node: fx.Node,
+    x: Any,
+    source: Any,
+    offset: int = 0,
+    dim1: int = 0,
+    dim2: int = 1,
+) -> Value:
+    """A copy with a diagonal of it written over."""
+    return _diagonal_over(lowering, node, x, source, offset, dim1, dim2)
+
+
+def _diagonal_over(
+    lowering: Lowering, node: fx.Node, x: Any, source: Any, offset: int, dim1: int, dim2: int
+) -> Value:
+    out = lowering.fresh(node.name, node.meta["val"])
+    body = lowering.body(out.sizes, out.dtype)
+    lowering.nest(body, out, body.take(x, body.t), node.name)
+    rank = len(out.sizes)
+    first, second = dim1 % rank, dim2 % rank
+    start = offset * out.strides[second] if offset >= 0 else -offset * out.strides[first]
+    kept = [k for k in range(rank) if k not in (first, second)]
+    window = View(
+        out.buffer,
+        tuple(source.sizes),
+        (*(out.strides[k] for k in kept), out.strides[first] + out.strides[second]),
+        start,
+        out.dtype,
+    )
+    body = lowering.body(window.sizes, out.dtype)
+    lowering.nest(body, window, body.take(source, body.t), node.name)
+    return out
+
+
+@handles("diagonal_backward")
+def _diagonal_backward(
+    lowering: Lowering, node: fx.Node, grad: Any, _: Any, offset: int, dim1: int, dim2: int
+) -> Value:
+    meta = node.meta["val"]
+    zeros = Constant(tuple(meta.shape), TAGS[meta.dtype], 0)
+    return _diagonal_over(lowering, node, zeros, grad, offset, dim1, dim2)
+
+
 @handles("constant_pad_nd")
 def _pad(lowering: Lowering, node: fx.Node, x: Any, pads: Any, fill: Any = 0) -> Value:
     meta = node.meta["val"]
@@ -316,23 +361,6 @@ def _gather(
         0 if k == dim or body.sizes[k] == 1 else stride for k, stride in enumerate(x.strides)
     )
     value = body.gather(x, strides, [(place, x.strides[dim])])
-    return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
-
-
-@handles("scatter")
-def _scatter(lowering: Lowering, node: fx.Node, x: Any, dim: int, index: Any, source: Any) -> Value:
-    """One element per line of `dim` is replaced: a comparison with the loop variable."""
-    meta = node.meta["val"]
-    if not meta.dim() or not isinstance(index, View):
-        raise CannotLower("a scatter into a number")
-    dim %= meta.dim()
-    covered = tuple(s if k != dim else 1 for k, s in enumerate(meta.shape))
-    if index.sizes != covered or (isinstance(source, View) and source.sizes != covered):
-        raise CannotLower("a scatter of several elements per line")
-    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
-    place = index_at(body, index, tuple(range(len(body.sizes))), meta.shape[dim])
-    hit = body.op("eq", "bool", place, body.index(dim))
-    value = body.op("where", body.t, hit, body.take(source, body.t), body.take(x, body.t))
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
 
 
