@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.loops.compiling import COMPILED, backend, compile_function, same
 from undertow.codegen import kernels_peak
 from undertow.codegen.kernels_peak import plan_within
-from undertow.codegen.kernels_plan import SLACK_NBYTES, Schedule, drop_dead
+from undertow.codegen.kernels_plan import Schedule, drop_dead, limit_of
 from undertow.loops.decompose import decompositions
 from undertow.loops.fuse import Policy, fuse
 from undertow.loops.lower import lower_graph
@@ -62,7 +62,7 @@ def planned(program) -> Schedule:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("seed", range(40))
 def test_the_peak_is_not_above_that_of_eager(seed: int) -> None:
     plan = planned(random_program(seed))
-    assert plan.peak <= plan.eager + SLACK_NBYTES
+    assert plan.peak <= limit_of(plan.eager)
     assert plan.least_arena <= plan.arena
 
 
@@ -72,7 +72,7 @@ def test_kernels_that_were_cut_compute_the_same() -> None:
     before = kernels_peak.counts.repaired
     compiled = compile_function(program, *args)
     assert kernels_peak.counts.repaired == before + 1
-    assert compiled.memory["peak"] <= compiled.memory["eager"] + SLACK_NBYTES
+    assert compiled.memory["peak"] <= limit_of(compiled.memory["eager"])
     assert "it would need more memory at once" in {item.reason for item in compiled.refusals}
     same(compiled(*args), program(*args), rtol=1e-4, atol=1e-4)
 
@@ -83,7 +83,7 @@ def test_a_peak_that_stays_above_is_counted_and_said_once(
     monkeypatch.setattr(kernels_peak, "ROUNDS", 0)
     monkeypatch.setattr(kernels_peak, "counts", kernels_peak.Counts())
     plan = planned(random_program(CUT))
-    assert plan.peak > plan.eager + SLACK_NBYTES
+    assert plan.peak > limit_of(plan.eager)
     with caplog.at_level(logging.INFO, kernels_peak.__name__):
         kernels_peak.note_peak(plan)
         kernels_peak.note_peak(plan)
@@ -106,7 +106,7 @@ def test_an_arena_that_would_raise_the_peak_gives_its_largest_buffers_back() -> 
         return [(y @ w)[k * 100 : k * 100 + 700] @ w * k for k in range(1, 4)]
 
     plan = planned(program)
-    assert plan.peak <= plan.eager + SLACK_NBYTES
+    assert plan.peak <= limit_of(plan.eager)
     args = torch.randn(64, 64), torch.randn(64, 64)
     same(compile_function(program, *args)(*args), program(*args), rtol=1e-4, atol=1e-2)
 
@@ -163,3 +163,37 @@ def test_what_is_cheap_is_computed_again_rather_than_saved() -> None:
     (got,) = torch.autograd.grad(out.sum(), x)
     (want,) = torch.autograd.grad((torch.tanh(x * 2) * x).sum(), x)
     same(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_arena_is_small_beside_results_that_pile_up() -> None:
+    """Large temporaries of the beginning are gone when the results are there."""
+
+    def program(x, w):  # type: ignore[no-untyped-def]
+        x = torch.cat([x @ w] * 8, 1).softmax(-1) @ torch.cat([w] * 8)
+        kept = []
+        for _ in range(24):
+            x = torch.softmax(x @ w, -1)
+            kept.append(x)
+        return kept
+
+    args = torch.randn(128, 128), torch.randn(128, 128)
+    compiled = compile_function(program, *args)
+    same(compiled(*args), program(*args), rtol=1e-4, atol=1e-4)
+    assert compiled.memory["arena"] <= 128 * 128 * 4
+    assert compiled.memory["whole"] <= limit_of(compiled.memory["eager"])
+
+
+def test_sums_of_many_products_do_not_pile_up_in_a_small_graph() -> None:
+    """The gradient of a weight that is used at every step of a recurrence."""
+
+    def program(x, w):  # type: ignore[no-untyped-def]
+        total = torch.zeros_like(w)
+        for k in range(24):
+            total = total + x[k].t() @ x[k]
+        return [total * 2]
+
+    args = torch.randn(24, 4, 32), torch.randn(32, 32)
+    compiled = compile_function(program, *args)
+    same(compiled(*args), program(*args), rtol=1e-4, atol=1e-4)
+    assert compiled.memory["peak"] <= limit_of(compiled.memory["eager"])
+    assert compiled.memory["peak"] < 24 * 32 * 32 * 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from undertow.loops.memory import ALIGN, Life, plan_arena, rounded
+from undertow.loops.memory import ALIGN, Life, crowded, most_alive, plan_arena, rounded
 
 
 @st.composite
@@ -44,3 +44,12 @@ def test_an_arena_is_no_larger_than_everything_side_by_side(found: list[Life]) -
 def test_what_has_died_is_used_again() -> None:
     chain = [Life(k, 1000, k, k + 1) for k in range(100)]
     assert plan_arena(chain)[1] == 2 * rounded(1000)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(lives())
+def test_without_the_largest_no_step_is_crowded(found: list[Life]) -> None:
+    limit = most_alive(found) // 2
+    gone = crowded(found, limit)
+    assert most_alive([life for life in found if life.number not in gone]) <= limit
+    assert not crowded(found, most_alive(found))

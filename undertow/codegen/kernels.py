@@ -20,7 +20,7 @@ from undertow.codegen.kernels_check import expected_of
 from undertow.codegen.kernels_gemm import bind
 from undertow.codegen.kernels_module import Module, write_module
 from undertow.codegen.kernels_peak import note_peak, plan_within
-from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, place
+from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, ease, place
 from undertow.codegen.kernels_program import Orderer, gather_small, lower_peak, reorder
 from undertow.codegen.kernels_report import KernelReport, report_of
 from undertow.codegen.kernels_reuse import spare_inputs
@@ -125,6 +125,7 @@ def compile_graph(
         gather_small(plan)
     if settings.after_fusion is not None:
         is_reordered |= run_after(plan, settings.after_fusion)
+    ease(plan)
     note_peak(plan)
     lap("schedule")
     cpp = unit_text(plan)

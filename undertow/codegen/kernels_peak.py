@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from undertow.codegen.kernels_plan import (
-    SLACK_NBYTES,
     Schedule,
     held_until_waited,
+    limit_of,
     materialised,
     output_buffers,
     schedule,
@@ -51,10 +51,10 @@ def plan_within(lowered: Lowered, fused: Fused, policy: Policy) -> tuple[Fused, 
     """Schedule a fused graph; if its peak is above that of its operators fuse it again, by price,
     with kernels that are cut until it is not."""
     plan = schedule(lowered, fused)
-    limit = plan.eager + SLACK_NBYTES
+    limit = limit_of(plan.eager)
     if plan.peak <= limit:
         return fused, plan
-    other_way = leaner(lowered, fused, policy, plan.eager)
+    other_way = leaner(lowered, fused, policy, (plan.eager + limit) // 2)
     other = schedule(lowered, other_way, tight=True)
     if other.peak < plan.peak:
         fused, plan = other_way, other
@@ -65,7 +65,7 @@ def plan_within(lowered: Lowered, fused: Fused, policy: Policy) -> tuple[Fused, 
 
 def note_peak(plan: Schedule) -> None:
     """Count a plan that is above its operators' peak after all, and say so the first time."""
-    if plan.peak <= plan.eager + SLACK_NBYTES:
+    if plan.peak <= limit_of(plan.eager):
         return
     counts.above += 1
     level = logging.DEBUG if counts.said else logging.WARNING
@@ -86,7 +86,7 @@ def leaner(lowered: Lowered, fused: Fused, policy: Policy, limit: int) -> Fused:
     timeline = _Timeline(lowered, fused)
     best = fused, timeline.peak
     for _ in range(ROUNDS):
-        cuts = timeline.cuts(limit + SLACK_NBYTES // 2)
+        cuts = timeline.cuts(limit)
         if not cuts:
             break
         for members in cuts:

@@ -25,7 +25,7 @@ from undertow.loops.fuse import Fused
 from undertow.loops.group import Group
 from undertow.loops.ir import Buffer, Extern, Lowered, Nest, View
 from undertow.loops.kernel import Kernel, build_kernel
-from undertow.loops.memory import Life, most_alive, plan_arena
+from undertow.loops.memory import Life, crowded, most_alive, plan_arena
 from undertow.loops.tensors import views_in
 
 LARGE_NBYTES = (
@@ -199,7 +199,17 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
 TRIES = 8  # ways of sharing memory between the arena and tensors of their own
 WORTH_HOSTING = 16  # a part of the whole to be saved, for temporaries to go into inputs
 WORTH_WHOLE = 100  # the same, for kernels not to run by panels
-SLACK_NBYTES = 1 << 20  # above eager's peak: small buffers, and partial results of sums
+MOST_SLACK_NBYTES = 1 << 20  # above eager's peak: small buffers, and partial results of sums,
+LEAST_SLACK_NBYTES = 1 << 15
+SLACK_SHARE = 8  # or such a part of it, in a small graph
+EASE_SHARE = 100  # a part of the whole to be saved, for temporaries to leave the arena,
+EASE_NBYTES = 2048  # and bytes for each of them: making one takes about a microsecond
+EASE_PARTS = (0.75, 0.5, 0.25, 0.125, 0.0625)  # of the arena, to try
+
+
+def limit_of(eager: int) -> int:
+    """The peak up to which a plan is left as it is fastest, given that of its operators."""
+    return eager + min(MOST_SLACK_NBYTES, max(LEAST_SLACK_NBYTES, eager // SLACK_SHARE))
 
 
 def place(result: Schedule) -> None:
@@ -212,7 +222,7 @@ def place(result: Schedule) -> None:
     """
     _lifetimes(result)
     result.eager = result.eager or _eager_peak(result.lowered)
-    limit = result.eager + SLACK_NBYTES
+    limit = limit_of(result.eager)
     _bundle(result, "pays")
     best = (*_fit(result, limit), "pays")
     if result.panels and result.lowered.spare and result.peak <= limit:
@@ -260,6 +270,30 @@ def _fit(result: Schedule, limit: int) -> tuple[int, set[int]]:
     if best[1] != loose:
         _put(result, best[1])
     return best
+
+
+def ease(result: Schedule) -> None:
+    """Take buffers out of the arena that make it large: it is there through the whole call, also
+    beside all that was saved for backward, and tensors are not. As few as bring nearly all that can
+    be saved."""
+    if result.is_symbolic or result.apart:
+        return
+    buffers, outputs = result.lowered.buffers, output_buffers(result.lowered)
+    start = result.fresh - outputs
+    together = {at: bundle for bundle in result.bundles for at in bundle}
+    lives = [_life(result, buffers[n], together) for n in result.offsets]
+    before, peak, arena = result.whole, result.peak, result.arena
+    tried: list[tuple[int, set[int]]] = []
+    for part in EASE_PARTS:
+        loose = start | crowded(lives, int(part * arena))
+        _put(result, loose)
+        saved = before - result.whole
+        pays = saved >= max(before // EASE_SHARE, EASE_NBYTES * (len(loose) - len(start)))
+        if pays and result.peak <= peak:
+            tried.append((result.whole, loose))
+    lowest = min((whole for whole, _ in tried), default=before)
+    enough = lowest + (before - lowest) // 8
+    _put(result, next((loose for whole, loose in tried if whole <= enough), start))
 
 
 def _lifetimes(result: Schedule) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from undertow.capture import torch_api
 from undertow.capture.schema import draws_random
 from undertow.codegen.kernels_gather import gathered, regions
-from undertow.codegen.kernels_plan import SLACK_NBYTES, Launch, Schedule, output_buffers, place
+from undertow.codegen.kernels_plan import Launch, Schedule, limit_of, output_buffers, place
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.describe import describe
 from undertow.loops.dtypes import NBYTES, TORCH
@@ -65,7 +65,7 @@ def reorder(schedule: Schedule, order: Orderer) -> bool:
         return False
     steps, peak = schedule.steps, schedule.peak
     arrange(schedule, found, program)
-    if schedule.peak <= max(peak, schedule.eager + SLACK_NBYTES):
+    if schedule.peak <= max(peak, limit_of(schedule.eager)):
         return True
     schedule.steps = steps
     place(schedule)

@@ -22,12 +22,12 @@ from undertow.codegen.kernels_gather import gathered, regions
 from undertow.codegen.kernels_module import write_module
 from undertow.codegen.kernels_peak import counts, leaner, note_peak
 from undertow.codegen.kernels_plan import (
-    SLACK_NBYTES,
     Launch,
     Schedule,
     bundle_small,
     drop_dead,
     find_gemms,
+    limit_of,
     output_buffers,
     place,
     schedule,
@@ -129,14 +129,14 @@ def _planned(lowered: Lowered, table: Table) -> tuple[Fused, Schedule, Schedule]
     fused = fuse(lowered, policy)
     plan = schedule(lowered, fused, is_placed=False)
     hinted = _settled(plan, table)
-    if hinted.peak <= hinted.eager + SLACK_NBYTES:
+    if hinted.peak <= limit_of(hinted.eager):
         return fused, plan, _gathered(plan, hinted, table) if policy.threads > 1 else hinted
-    cut = leaner(lowered, fused, policy, hinted.eager)
+    cut = leaner(lowered, fused, policy, (hinted.eager + limit_of(hinted.eager)) // 2)
     other = schedule(lowered, cut, tight=True, is_placed=False)
     other_hinted = _settled(other, table)
     if other_hinted.peak >= hinted.peak:
         return fused, plan, hinted
-    if other_hinted.peak <= other_hinted.eager + SLACK_NBYTES:
+    if other_hinted.peak <= limit_of(other_hinted.eager):
         counts.repaired += 1
     return cut, other, other_hinted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 from dataclasses import dataclass
 
 ALIGN = 64
@@ -50,6 +51,33 @@ def most_alive(lives: list[Life]) -> int:
         now += change[at]
         most = max(most, now)
     return most
+
+
+def crowded(lives: list[Life], limit: int) -> set[int]:
+    """The largest buffers at each step that has more bytes than a limit, until it has not.
+
+    >>> lives = [Life(0, 128, 0, 1), Life(1, 64, 1, 3), Life(2, 64, 1, 1), Life(3, 64, 2, 3)]
+    >>> crowded(lives, 128)
+    {0}
+    """
+    found: set[int] = set()
+    alive: list[tuple[int, int, int]] = []  # largest first: bytes, number, last step
+    now = 0
+    ends: list[tuple[int, int, int]] = []
+    for life in sorted(lives, key=lambda item: (item.first, item.number)):
+        while ends and ends[0][0] < life.first:
+            _, number, nbytes = heapq.heappop(ends)
+            now -= 0 if number in found else nbytes
+        nbytes = rounded(life.nbytes)
+        heapq.heappush(ends, (life.last, life.number, nbytes))
+        heapq.heappush(alive, (-nbytes, life.number, life.last))
+        now += nbytes
+        while now > limit and alive:
+            largest, number, last = heapq.heappop(alive)
+            if last >= life.first:
+                found.add(number)
+                now += largest
+    return found
 
 
 def _by_time(lives: list[Life]) -> tuple[dict[int, int], int]:

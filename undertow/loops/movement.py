@@ -45,7 +45,14 @@ def _ones(lowering: Lowering, node: fx.Node, *_: Any, **__: Any) -> Value:
     return _constant(lowering, node, 1)
 
 
-@handles("full", "full_like", "new_full")
+@handles("new_full")
+def _new_full(lowering: Lowering, node: fx.Node, _: Any, __: Any, number: Any, **___: Any) -> Value:
+    if not isinstance(number, int | float | bool):
+        raise CannotLower("a fill that is not a number")
+    return _constant(lowering, node, number)
+
+
+@handles("full", "full_like")
 def _full(lowering: Lowering, node: fx.Node, _: Any, number: Any, *__: Any, **___: Any) -> Value:
     if not isinstance(number, int | float | bool):
         raise CannotLower("a fill that is not a number")
