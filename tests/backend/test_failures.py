@@ -123,7 +123,7 @@ def test_ranks_that_compile_different_graphs_are_told_the_first_difference(tmp_p
 
 def late(rank: int, folder: Path) -> float:
     if rank == 1:
-        time.sleep(4 * TIMEOUT)
+        time.sleep(3 * TIMEOUT)
     return step({})
 
 
