@@ -21,15 +21,42 @@ template <class F> static void find(F &f, const char *name) {
   if (!f) f = (F)dlsym((void *)-1l, name);  // RTLD_NEXT
 }
 static bool is_early(void *p) { return (char *)p >= early && (char *)p < early + sizeof early; }
+// What was asked for of large aligned blocks: the allocator maps up to an alignment more, which
+// nobody touches.
+enum { MOST = 4096, LARGE = 1 << 20 };
+static struct { void *block; long nbytes; } asked[MOST];
+static int lock_;
+static void lock() { while (__atomic_exchange_n(&lock_, 1, __ATOMIC_ACQUIRE)) {} }
+static void unlock() { __atomic_store_n(&lock_, 0, __ATOMIC_RELEASE); }
+static void remember(void *p, long nbytes) {
+  if (!p || nbytes < LARGE) return;
+  lock();
+  for (auto &entry : asked)
+    if (!entry.block) { entry.block = p, entry.nbytes = nbytes; break; }
+  unlock();
+}
+static long size_of(void *p, bool forget) {
+  long found = (long)malloc_usable_size(p);
+  if (found < LARGE) return found;
+  lock();
+  for (auto &entry : asked)
+    if (entry.block == p) {
+      found = entry.nbytes;
+      if (forget) entry.block = 0;
+      break;
+    }
+  unlock();
+  return found;
+}
 static void *add(void *p) {
   if (!p) return p;
-  long n = __atomic_add_fetch(&now, (long)malloc_usable_size(p), __ATOMIC_RELAXED);
+  long n = __atomic_add_fetch(&now, size_of(p, false), __ATOMIC_RELAXED);
   long most = __atomic_load_n(&peak, __ATOMIC_RELAXED);
   while (n > most && !__atomic_compare_exchange_n(&peak, &most, n, true, 0, 0)) {}
   return p;
 }
 static void drop(void *p) {
-  __atomic_sub_fetch(&now, (long)malloc_usable_size(p), __ATOMIC_RELAXED);
+  __atomic_sub_fetch(&now, size_of(p, true), __ATOMIC_RELAXED);
 }
 extern "C" {
 void *malloc(size n) noexcept {
@@ -59,13 +86,18 @@ void *realloc(void *p, size n) noexcept {
 }
 void *aligned_alloc(size a, size n) noexcept {
   find(next_aligned, "aligned_alloc");
-  return add(next_aligned(a, n));
+  void *p = next_aligned(a, n);
+  remember(p, (long)n);
+  return add(p);
 }
 void *memalign(size a, size n) noexcept { return aligned_alloc(a, n); }
 int posix_memalign(void **p, size a, size n) noexcept {
   find(next_memalign, "posix_memalign");
   int failed = next_memalign(p, a, n);
-  if (!failed) add(*p);
+  if (!failed) {
+    remember(*p, (long)n);
+    add(*p);
+  }
   return failed;
 }
 void free(void *p) noexcept {
