@@ -10,7 +10,7 @@ import torch
 
 from undertow.capture.torch_api import OpOverload
 from undertow.codegen.kernels_plan import Schedule, is_whole, output_buffers
-from undertow.codegen.kernels_pool import LEAST_NBYTES, maker, room_maker
+from undertow.codegen.kernels_pool import POOLED_NBYTES, maker, room_maker
 from undertow.codegen.kernels_unit import pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, Passed, View, span_of
@@ -180,7 +180,7 @@ class _Writer:
         """A call that makes a new tensor for a buffer."""
         buffer = self.schedule.lowered.buffers[number]
         sizes, strides = self.shapes[number]
-        if buffer.nbytes >= LEAST_NBYTES:
+        if buffer.nbytes >= POOLED_NBYTES:
             self.names[f"new{number}"] = maker(sizes, strides, buffer.dtype)
             return f"new{number}()"
         dtype = f"torch.{str(TORCH[buffer.dtype]).partition('.')[2]}"
@@ -323,7 +323,7 @@ class _Writer:
         """Large results of ATen count among the memory that the pool may hold."""
         made = [self.schedule.lowered.buffers[n] for n in step.outputs if n is not None]
         nbytes = sum(buffer.nbytes for buffer in made if buffer.dtype in NBYTES)
-        if nbytes >= LEAST_NBYTES and "wait_tensor" not in str(step.node.target):
+        if nbytes >= POOLED_NBYTES and "wait_tensor" not in str(step.node.target):
             name = f"room{nbytes}"
             self.names[name] = room_maker(nbytes)
             self.put(f"{name}()")

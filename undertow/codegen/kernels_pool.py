@@ -18,7 +18,8 @@ from undertow.codegen.cpp_build import build_whole
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import span_of
 
-LEAST_NBYTES = 256 << 10  # smaller results come from the system's allocator
+LEAST_NBYTES = 256 << 10  # results and temporaries that plans look at one by one
+POOLED_NBYTES = 1 << 20  # smaller results come from the system's allocator, which keeps them too
 _CODES = {
     "f32": 2,
     "f64": 2,

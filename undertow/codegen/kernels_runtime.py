@@ -34,6 +34,7 @@ class ArenaPool:
             if arena is not None:
                 for user in list(self.users):
                     user.forget(arena)
+                arena = None  # freed before there is another
             arena = torch.empty(nbytes + 64, dtype=torch.uint8)
         return arena
 
