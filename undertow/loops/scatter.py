@@ -133,20 +133,12 @@ def _index_add(
     return _write(lowering, node, _start(lowering, node, x), lines, source, "add", alpha)
 
 
-@handles("index_copy")
-def _index_copy(
+@handles("index_copy", "index_fill")
+def _index_set(
     lowering: Lowering, node: fx.Node, x: Any, dim: int, index: Any, source: Any
 ) -> Value:
     lines = _rows(node, dim, index, source)
     return _write(lowering, node, _start(lowering, node, x), lines, source, "set")
-
-
-@handles("index_fill")
-def _index_fill(
-    lowering: Lowering, node: fx.Node, x: Any, dim: int, index: Any, value: Any
-) -> Value:
-    lines = _rows(node, dim, index, value)
-    return _write(lowering, node, _start(lowering, node, x), lines, value, "set")
 
 
 @handles("scatter_add")
