@@ -1,5 +1,6 @@
 import heapq
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,14 +17,7 @@ _CARRIED = ("predecessors", "successors", "touches")
 
 def anew(program: Program) -> Program:
     """The same Program with nothing known of it."""
-    return Program(
-        program.name,
-        program.tasks,
-        program.buffers,
-        program.streams,
-        program.hazards,
-        program.machine,
-    )
+    return replace(program)
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 40), st.integers(2, 6))

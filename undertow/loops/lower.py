@@ -65,6 +65,11 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
     return keep
 
 
+def name_of(node: fx.Node) -> str:
+    """An operator's own name, without its namespace and overload."""
+    return str(node.target._schema.name.partition("::")[2])  # type: ignore[union-attr]
+
+
 def lower_graph(gm: fx.GraphModule) -> Lowered:
     """Lower every call of a graph whose nodes carry `meta["val"]`."""
     from undertow.loops import (  # noqa: F401 (for HANDLERS)
@@ -151,7 +156,7 @@ class Lowering:
             kept = "a checkpoint keeps the state of its random generator"
             is_kept = target in (run_and_save, run_with)
             return self.extern(node, kept if is_kept else "not an operator of ATen")
-        name = target._schema.name.partition("::")[2]
+        name = name_of(node)
         if str(target).startswith("_c10d_functional.wait_tensor"):
             return add_wait(self, node)
         if target._schema.is_mutable:

@@ -10,7 +10,7 @@ from torch import fx
 from undertow.loops.body import CannotLower
 from undertow.loops.dtypes import TAGS, TORCH, is_float, register
 from undertow.loops.ir import Constant, Instr, Value, View, contiguous, product
-from undertow.loops.lower import Lowering, handles
+from undertow.loops.lower import Lowering, handles, name_of
 from undertow.loops.symbols import meta_tensor
 
 
@@ -88,7 +88,7 @@ def _all(lowering: Lowering, node: fx.Node, x: Any, dim: Any = None, *_: Any) ->
 
 @handles("argmax", "argmin")
 def _argmax(lowering: Lowering, node: fx.Node, x: Any, dim: Any = None, *_: Any) -> Value:
-    kind = node.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
+    kind = name_of(node)
     return arg_extremum(lowering, node, node.meta["val"], x, dim, kind)
 
 
@@ -111,7 +111,7 @@ def arg_extremum(
 
 @handles("max", "min")
 def _max(lowering: Lowering, node: fx.Node, x: Any, dim: Any = None, *_: Any) -> Any:
-    name = node.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
+    name = name_of(node)
     meta = node.meta["val"]
     if isinstance(dim, View | Constant):
         raise CannotLower("the elementwise form")
@@ -136,7 +136,7 @@ def _var(
     if isinstance(dim, bool) or unbiased is not None:
         raise CannotLower("the overload without a correction")
     meta = node.meta["val"]
-    name = node.target._schema.name.partition("::")[2]  # type: ignore[union-attr]
+    name = name_of(node)
     first = meta[0] if isinstance(meta, list | tuple) else meta
     sizes = source_of(x)
     reduced = reduced_dims(sizes, dim)

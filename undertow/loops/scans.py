@@ -15,7 +15,7 @@ from torch import fx
 from undertow.loops.body import CannotLower
 from undertow.loops.dtypes import HALVES, is_float
 from undertow.loops.ir import Constant, Nest, Scan, Value, View
-from undertow.loops.lower import Lowering, handles
+from undertow.loops.lower import Lowering, handles, name_of
 
 aten = torch.ops.aten
 _KINDS = {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumexp"}
@@ -23,7 +23,7 @@ _KINDS = {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumexp"}
 
 @handles("cumsum", "cumprod", "logcumsumexp")
 def _running(lowering: Lowering, node: fx.Node, x: Any, dim: int, dtype: Any = None) -> Value:
-    return scan_to(lowering, node, x, dim, _name_of(node))
+    return scan_to(lowering, node, x, dim, name_of(node))
 
 
 @handles("cummax", "cummin")
@@ -37,7 +37,7 @@ def _extremum(lowering: Lowering, node: fx.Node, x: Any, dim: int) -> Any:
         lowering.nest(body, found, value, node.name)
         return [values, places]
     dim %= len(x.sizes)
-    kind, t = _name_of(node)[3:], body.t
+    kind, t = name_of(node)[3:], body.t
     best = body.op("scan", t, value, data=Scan(kind, t))
     place = body.op("scan", "i64", value, body.index(dim), data=Scan("arg" + kind, "i64"))
     lowering.nest(body, [(values, best), (places, place)], best, node.name, scanned=dim)
@@ -81,7 +81,7 @@ def reversed_scan(lowering: Lowering, node: fx.Node) -> Value | None:
     x = lowering.env[source]
     if scan.kwargs or not isinstance(x, View) or _is_written_since(lowering, x.buffer, flip.name):
         return None
-    return scan_to(lowering, node, x, dim, _name_of(scan), is_reversed=True)
+    return scan_to(lowering, node, x, dim, name_of(scan), is_reversed=True)
 
 
 _TARGETS = (aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default)
@@ -95,10 +95,6 @@ def _is_written_since(lowering: Lowering, buffer: int, origin: str) -> bool:
         if isinstance(step, Nest) and step.origin == origin:
             return False
     return True
-
-
-def _name_of(node: fx.Node) -> str:
-    return str(node.target._schema.name.partition("::")[2])  # type: ignore[union-attr]
 
 
 def _wide(tag: str) -> str:

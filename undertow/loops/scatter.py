@@ -16,7 +16,7 @@ from torch import fx
 from undertow.loops.body import Body, CannotLower
 from undertow.loops.dtypes import HALVES, TAGS, TORCH, is_float
 from undertow.loops.ir import Constant, Store, Value, View, contiguous
-from undertow.loops.lower import Lowering, handles
+from undertow.loops.lower import Lowering, handles, name_of
 from undertow.loops.movement import index_at
 from undertow.loops.symbols import meta_tensor
 
@@ -99,6 +99,13 @@ def _elements(node: fx.Node, dim: int, index: Any) -> Lines:
     return Lines(index.sizes, dim % meta.dim(), index, tuple(range(meta.dim())))
 
 
+def _lines(node: fx.Node, dim: int, index: Any, source: Any) -> Lines:
+    """Scatters have an index for each element, others for each slice."""
+    if name_of(node).startswith("scatter"):
+        return _elements(node, dim, index)
+    return _rows(node, dim, index, source)
+
+
 def _write(
     lowering: Lowering,
     node: fx.Node,
@@ -125,11 +132,11 @@ def _write(
     return _finish(lowering, node, out, body, value, strides, terms, mode)
 
 
-@handles("index_add")
-def _index_add(
+@handles("index_add", "scatter_add")
+def _add(
     lowering: Lowering, node: fx.Node, x: Any, dim: int, index: Any, source: Any, alpha: Any = 1
 ) -> Value:
-    lines = _rows(node, dim, index, source)
+    lines = _lines(node, dim, index, source)
     return _write(lowering, node, _start(lowering, node, x), lines, source, "add", alpha)
 
 
@@ -139,14 +146,6 @@ def _index_set(
 ) -> Value:
     lines = _rows(node, dim, index, source)
     return _write(lowering, node, _start(lowering, node, x), lines, source, "set")
-
-
-@handles("scatter_add")
-def _scatter_add(
-    lowering: Lowering, node: fx.Node, x: Any, dim: int, index: Any, source: Any
-) -> Value:
-    lines = _elements(node, dim, index)
-    return _write(lowering, node, _start(lowering, node, x), lines, source, "add")
 
 
 @handles("scatter")
@@ -178,8 +177,8 @@ def _scatter(
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}
 
 
-@handles("scatter_reduce")
-def _scatter_reduce(
+@handles("index_reduce", "scatter_reduce")
+def _reduce(
     lowering: Lowering,
     node: fx.Node,
     x: Any,
@@ -189,33 +188,7 @@ def _scatter_reduce(
     reduce: str,
     include_self: bool = True,
 ) -> Value:
-    return _reduced(lowering, node, x, _elements(node, dim, index), source, reduce, include_self)
-
-
-@handles("index_reduce")
-def _index_reduce(
-    lowering: Lowering,
-    node: fx.Node,
-    x: Any,
-    dim: int,
-    index: Any,
-    source: Any,
-    reduce: str,
-    include_self: bool = True,
-) -> Value:
-    lines = _rows(node, dim, index, source)
-    return _reduced(lowering, node, x, lines, source, reduce, include_self)
-
-
-def _reduced(
-    lowering: Lowering,
-    node: fx.Node,
-    x: Any,
-    lines: Lines,
-    source: Any,
-    reduce: str,
-    include_self: bool,
-) -> Value:
+    lines = _lines(node, dim, index, source)
     out = _start(lowering, node, x)
     if not include_self:
         _write(lowering, node, out, lines, _nothing(reduce, out.dtype), "set")

@@ -182,6 +182,11 @@ class Task:
     priced_by: str = ""  # which source of costs filled `ns`
 
     @property
+    def touched(self) -> tuple[int, ...]:
+        """What it reads or writes, each once."""
+        return tuple(dict.fromkeys(self.reads + self.writes))
+
+    @property
     def host_launches(self) -> int:
         """How many launches this task costs the host: none for views and covered tasks."""
         return 0 if self.kind is Kind.VIEW else self.launches
@@ -301,10 +306,9 @@ class Program:
         A collective works on its buffers until somebody waits for it, so the first wait touches all
         that its start touches.
         """
-        touched = [tuple(dict.fromkeys(task.reads + task.writes)) for task in self.tasks]
+        touched = [task.touched for task in self.tasks]
         for start, waits in self.waits_of.items():
-            if waits:
-                touched[waits[0]] = tuple(dict.fromkeys(touched[waits[0]] + touched[start]))
+            hold_until_awaited(touched, start, waits)
         return tuple(touched)
 
     @cached_property
@@ -407,6 +411,12 @@ class Order:
         places = np.empty(len(self.tasks), dtype=np.int64)
         places[np.asarray(self.tasks, dtype=np.int64)] = np.arange(len(self.tasks))
         return places
+
+
+def hold_until_awaited(touched: list[tuple[int, ...]], start: int, waits: tuple[int, ...]) -> None:
+    """Let the first wait for a collective touch all that its start touches."""
+    if waits:
+        touched[waits[0]] = tuple(dict.fromkeys(touched[waits[0]] + touched[start]))
 
 
 def retimed(

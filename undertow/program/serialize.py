@@ -111,7 +111,7 @@ def _task_to_json(program: Program, task: Task, after: list[str]) -> Json:
     if task.load_permille != 1000:
         data["load_permille"] = task.load_permille
     if task.launches != 1:
-        data["launches"] = bool(task.launches) and task.launches
+        data["launches"] = task.launches or False
     if task.work is not None:
         data["work"] = _plain(task.work)
     for name in ("module", "priced_by"):

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from undertow.program import Collective, CollectiveKind, Join, Kind, Program, Task
+from undertow.program.model import hold_until_awaited
 from undertow.schedule.bucket_copies import (
     CopiedStart,
     Copies,
@@ -26,7 +27,7 @@ from undertow.schedule.bucket_copies import (
 from undertow.schedule.bucket_copies import (
     Reprice as Reprice,
 )
-from undertow.schedule.contract import contracted_order, moved_hazards
+from undertow.schedule.contract import contracted, contracted_order
 
 How = Literal["coalesced", "copied"]
 
@@ -313,9 +314,7 @@ def _rebuild(
         else:
             task = tasks[place[old]]
             tasks[place[old]] = reprice(task, program.streams[task.stream].ranks)
-    hazards, before = moved_hazards(program, now_at, len(order))
-    whole = replace(program, tasks=tuple(tasks), hazards=hazards)
-    whole.__dict__["predecessors"] = before
+    whole = contracted(program, now_at, tuple(tasks))
     whole.__dict__["touches"] = _touched(program, whole, order, [place[old] for old in members])
     origins = [tuple(members[old]) if old in members else (old,) for old in order]
     if not copied:
@@ -332,10 +331,8 @@ def _touched(
     for start in merged_at:
         waits = whole.waits_of[start]
         for place in (start, *waits):
-            task = whole.tasks[place]
-            touched[place] = tuple(dict.fromkeys(task.reads + task.writes))
-        if waits:
-            touched[waits[0]] = tuple(dict.fromkeys(touched[waits[0]] + touched[start]))
+            touched[place] = whole.tasks[place].touched
+        hold_until_awaited(touched, start, waits)
     return tuple(touched)
 
 

@@ -8,7 +8,7 @@ live inside a run become one, as large as the run needs; memory is never counted
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from undertow.program import (
 from undertow.program.model import IntArray, Work
 from undertow.schedule.bucket_copies import CASTS
 from undertow.schedule.buckets import Merged, Reprice, merge
-from undertow.schedule.contract import moved_hazards
+from undertow.schedule.contract import contracted
 
 _LITTLE_SHARE = 100  # of the captured peak: what a run may count too much
 _SHORT_SHARE = 500_000  # of all compute: what takes less need not be told apart
@@ -64,9 +64,7 @@ def condense(program: Program) -> Condensed:
     """The Program with every run of tasks that stay together as one task."""
     run_of, runs = _Runs(program).found()
     tasks, buffers = _Tasks(program, run_of).made(runs)
-    hazards, before = moved_hazards(program, run_of, len(runs))
-    made = replace(program, tasks=tasks, buffers=buffers, hazards=hazards)
-    made.__dict__["predecessors"] = before
+    made = contracted(program, run_of, tasks, buffers)
     return Condensed(made, program, tuple(map(tuple, runs)))
 
 

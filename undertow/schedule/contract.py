@@ -6,12 +6,13 @@ Solvers do this for every bucketing that they try, so what does not change is ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
 
-from undertow.program import Hazard, Program
+from undertow.program import Buffer, Hazard, Program, Task
 
 _made_hazard = partial(tuple.__new__, Hazard)  # a third of the time that calling the class takes
 
@@ -48,11 +49,15 @@ def contracted_order(
     return order, {task for group, m in members.items() if group not in placed for task in m[1:]}
 
 
-def moved_hazards(
-    program: Program, now_at: Sequence[int], count: int
-) -> tuple[tuple[Hazard, ...], tuple[tuple[int, ...], ...]]:
-    """The hazards between the tasks that now stand for those of old, of each pair the strongest;
-    and with them what comes before each of those `count` tasks."""
+def contracted(
+    program: Program,
+    now_at: Sequence[int],
+    tasks: tuple[Task, ...],
+    buffers: tuple[Buffer, ...] | None = None,
+) -> Program:
+    """The Program of `tasks`, which stand for those of old: task i is now at `now_at[i]`. Of the
+    hazards between two of them the strongest is kept."""
+    count = len(tasks)
     edges, place = program.edges, np.asarray(now_at, dtype=np.int64)
     src, dst = place[edges.src], place[edges.dst]
     pairs = dst * count + src
@@ -62,8 +67,11 @@ def moved_hazards(
     order = order[np.diff(pairs, prepend=-1) != 0]
     sources: list[int] = src[order].tolist()
     picked = order.tolist()
-    kinds, buffers = map(edges.kinds.__getitem__, picked), map(edges.buffers.__getitem__, picked)
-    hazards = map(_made_hazard, zip(sources, dst[order].tolist(), kinds, buffers, strict=True))
+    kinds, on = map(edges.kinds.__getitem__, picked), map(edges.buffers.__getitem__, picked)
+    hazards = map(_made_hazard, zip(sources, dst[order].tolist(), kinds, on, strict=True))
     ends = np.cumsum(np.bincount(dst[order], minlength=count)).tolist()
     before = [tuple(sources[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
-    return tuple(hazards), tuple(before)
+    kept = program.buffers if buffers is None else buffers
+    made = replace(program, tasks=tasks, buffers=kept, hazards=tuple(hazards))
+    made.__dict__["predecessors"] = tuple(before)  # found on the way
+    return made
