@@ -167,7 +167,9 @@ class _Writer:
                 buffer = schedule.lowered.buffers[number]
                 sizes, strides = self.shapes[number]
                 heir_of = schedule.heirs.get(number)
-                if heir_of in schedule.fresh:
+                if heir_of in schedule.fresh and self.shapes[heir_of] == (sizes, strides):
+                    self.put(f"b{number} = b{heir_of}")
+                elif heir_of in schedule.fresh:
                     self.put(f"b{number} = inherit(b{heir_of}, {sizes}, {strides})")
                 elif heir_of is not None:
                     self.put(f"b{number} = take_over(b{heir_of}, {sizes}, {strides})")

@@ -197,7 +197,7 @@ def _batch(steps: list[Launch | Extern], name: str, kernel: Kernel, source: Sour
 
 
 TRIES = 8  # ways of sharing memory between the arena and tensors of their own
-WORTH_HOSTING = 16  # a part of the whole to be saved, for temporaries to go into inputs
+WORTH_HOSTING = 200  # a part of the whole to be saved, for temporaries to go into inputs
 WORTH_WHOLE = 100  # the same, for kernels not to run by panels
 MOST_SLACK_NBYTES = 1 << 20  # above eager's peak: small buffers, and partial results of sums,
 LEAST_SLACK_NBYTES = 1 << 15
