@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import torch
 
 from tests.loops.compiling import compile_function, same
 from undertow.codegen import cpp_build, kernels, kernels_dynamic, kernels_unit
+from undertow.runtime.notices import counts
 
 UNIT = 'extern "C" i64 answer(void) { return 42; }\n'
 
@@ -44,6 +48,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_unit_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpp_build.find_compiler()  # which builds something, too
     done = count_compilations(monkeypatch)
     for _ in range(2):
         assert cpp_build.build(UNIT).answer() == 42
@@ -69,12 +74,62 @@ def test_what_the_compiler_refuses_is_an_error_with_its_words(cache: Path) -> No
         cpp_build.build("nonsense\n")
 
 
-def test_a_named_compiler_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler -x")
-    assert cpp_build._candidates()[0] == ("no-such-compiler", "-x")
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (None, "No such file"),
+        ("echo oh no >&2; exit 1", "oh no"),
+        ("exit 0", "wrote no library"),
+        ('echo junk > "$last"', "cannot be loaded"),
+    ],
+)
+def test_a_named_compiler_that_does_not_work_is_passed_over_with_a_word(
+    script: str | None,
+    why: str,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = cache / "my-c++"
+    if script is not None:
+        asked = 'for last; do :; done; [ "$last" = --version ] && exit 0'
+        own.write_text(f"#!/bin/sh\n{asked}\n{script}\n")
+        own.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{own} -x")
+    assert cpp_build._candidates()[0] == (str(own), "-x")
     cpp_build.find_compiler.cache_clear()
-    assert cpp_build.find_compiler().command != ("no-such-compiler", "-x")
-    cpp_build.find_compiler.cache_clear()
+    counts.pop("compiler passed over", None)
+    try:
+        assert cpp_build.find_compiler().command != (str(own), "-x")
+        assert cpp_build.build(UNIT).answer() == 42
+    finally:
+        cpp_build.find_compiler.cache_clear()
+    (record,) = [r.getMessage() for r in caplog.records if "compiles kernels" in r.getMessage()]
+    assert why in record
+
+
+def test_what_cannot_be_loaded_from_the_cache_is_built_elsewhere(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loader(path: str) -> ctypes.CDLL:  # as on a file system from which nothing is executed
+        if path.startswith(str(cache)):
+            raise OSError("failed to map segment")
+        return ctypes.CDLL(path)
+
+    counts.pop("kernels not kept", None)
+    compiler = cpp_build.find_compiler()
+    for _ in range(2):
+        assert cpp_build._load(compiler, UNIT.replace("i64", "long"), loader=loader).answer() == 42
+    assert caplog.text.count("failed to map segment") == 1
+    assert counts["kernels not kept"] == 2
+
+
+def test_a_folder_that_is_no_cache_is_gone_when_the_process_ends(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    script = f"from undertow.codegen.cpp_build import build\nassert build({UNIT!r}).answer() == 42"
+    environment = {**os.environ, "UNDERTOW_CACHE": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=120)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.slow
@@ -124,8 +179,6 @@ def test_many_processes_may_build_the_same_unit_at_once(cache: Path) -> None:
     script = (
         f"from undertow.codegen.cpp_build import build\nassert build({UNIT!r}).answer() == 42\n"
     )
-    import sys
-
     running = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
     assert [process.wait(timeout=120) for process in running] == [0, 0, 0]
 

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.loops.compiling import same
 from undertow.codegen import kernels_dynamic
+from undertow.codegen.cpp_build import BuildError
 from undertow.codegen.kernels_dynamic import SpecializedGraph, compile_any
 from undertow.codegen.kernels_staged import StagedGraph
 from undertow.loops.decompose import decompositions
@@ -41,6 +42,15 @@ def test_a_graph_without_a_symbolic_form_is_compiled_for_each_set_of_sizes(
         x = torch.randn(rows, 6)
         same(compiled(x), function(x))
     assert compiled.compilations == 2
+
+    def fail(*_, **__):  # type: ignore[no-untyped-def]
+        raise BuildError("the compiler is gone")
+
+    monkeypatch.setattr(kernels_dynamic, "compile_graph", fail)
+    for rows in (6, 7):
+        x = torch.randn(rows, 6)
+        same(compiled(x), function(x))
+    assert caplog.text.count("the compiler is gone") == 1
 
 
 def test_a_graph_that_looks_at_values_runs_in_stages() -> None:

@@ -6,10 +6,12 @@ and asks it.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import re
+import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from undertow.report.text import table
 from undertow.units import format_nbytes
 
 app = subcommand()
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +83,17 @@ def _program(*names: str) -> Callable[[], str | None]:
 
 
 def _compiler() -> str | None:
-    """The chain that kernels are compiled with: $CXX, g++, clang++, then the ziglang wheel."""
-    own = os.environ.get("CXX")
-    compiler = shutil.which(own) if own else None
-    compiler = compiler or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        zig = _package("ziglang")()
-        return f"ziglang {zig}" if zig else None
+    """What kernels are compiled with; a small library has been built with it."""
+    from undertow.codegen.cpp_build import NoCompilerError, find_compiler
+
     try:
-        shown = subprocess.run(
-            [compiler, "-dumpfullversion", "-dumpversion"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        found = find_compiler()
+    except NoCompilerError as error:
+        _log.warning("%s", error)
         return None
-    return f"{compiler} {shown.stdout.strip()}"
+    command = "ziglang" if "ziglang" in found.command else shlex.join(found.command)
+    numbers = re.findall(r"\d+\.[\d.]*\d", found.version)
+    return f"{command} {numbers[-1] if numbers else found.version}"
 
 
 def _cores() -> str | None:

@@ -8,6 +8,7 @@ compiled in parts, as many at once as this process has cores for, and linked to 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import functools
@@ -28,6 +29,7 @@ from pathlib import Path
 
 from undertow.cache import cache_dir
 from undertow.errors import UndertowError
+from undertow.runtime.notices import say_once
 from undertow.workers import cores
 
 _log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ FLAGS = (
     "-std=c++17",
 )
 TIMEOUT = 600  # seconds
+TRIAL = 'extern "C" int trial(void) { return 1; }\n'
 _COMPILER_FAULTS = ("internal compiler error", "unrecognizable insn")
 
 
@@ -69,23 +72,35 @@ class Compiler:
 
 @functools.cache
 def find_compiler() -> Compiler:
-    """The C++ compiler to use: $CXX, g++, clang++, or the one in the ziglang package."""
+    """The C++ compiler to use: of $CXX, g++, clang++ and the one in the ziglang package the first
+    that builds a library which can be loaded."""
     tried = []
     for command in _candidates():
         try:
-            answer = subprocess.run(
-                [*command, "--version"], capture_output=True, text=True, timeout=30, check=True
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            tried.append(f"{shlex.join(command)} ({error})")
+            found = _tested(command)
+        except (OSError, subprocess.SubprocessError, BuildError) as error:
+            tried.append(f"{shlex.join(command)}: {error}")
             continue
-        version = answer.stdout.splitlines()[0] if answer.stdout else "unknown"
-        return Compiler(command, version, (*FLAGS, *_host_flags()))
-    extra = f" (tried {', '.join(tried)})" if tried else ""
+        if tried:
+            passed = "; ".join(tried)
+            say_once("compiler passed over", f"{found.version} compiles kernels; tried {passed}")
+        return found
+    extra = f" (tried {'; '.join(tried)})" if tried else ""
     raise NoCompilerError(
-        f"no C++ compiler was found{extra}: install g++ or clang++, name one in $CXX, "
+        f"no C++ compiler that works was found{extra}: install g++ or clang++, name one in $CXX, "
         "or install the Python package ziglang"
     )
+
+
+def _tested(command: tuple[str, ...]) -> Compiler:
+    """A compiler that has built a small library, now or when it was kept in the cache."""
+    answer = subprocess.run(
+        [*command, "--version"], capture_output=True, text=True, timeout=30, check=True
+    )
+    version = answer.stdout.splitlines()[0] if answer.stdout else "unknown"
+    compiler = Compiler(command, version, (*FLAGS, *_host_flags()))
+    _load(compiler, TRIAL)
+    return compiler
 
 
 def _candidates() -> list[tuple[str, ...]]:
@@ -123,7 +138,7 @@ def build(text: str, parts: Parts | None = None) -> ctypes.CDLL:
         marks = ["", *["#define UNDERTOW_PART\n"] * (len(found) - 1)]
         return [f"{mark}{prelude()}\n{part}" for mark, part in zip(marks, found, strict=False)]
 
-    return ctypes.CDLL(build_whole(prelude() + "\n" + text, wholes))
+    return _load(find_compiler(), prelude() + "\n" + text, wholes)
 
 
 def compilers_at_once() -> int:
@@ -134,18 +149,48 @@ def compilers_at_once() -> int:
     return max(cores() // ranks, 1)
 
 
-def build_whole(whole: str, parts: Parts = tuple) -> str:
+def build_whole(whole: str) -> str:
+    """The path of the library built from a whole text."""
+    return _built(find_compiler(), whole)
+
+
+def load_whole(whole: str, loader: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
+    """The library built from a whole text."""
+    return _load(find_compiler(), whole, loader=loader)
+
+
+def _load(
+    compiler: Compiler, whole: str, parts: Parts = tuple, loader: type[ctypes.CDLL] = ctypes.CDLL
+) -> ctypes.CDLL:
+    """Build a unit and load it, from a folder of our own if the cache's cannot be loaded: it may be
+    on a file system from which nothing is executed."""
+    path = _built(compiler, whole, parts)
+    try:
+        return loader(path)
+    except OSError as error:
+        first = error
+    path = _built(compiler, whole, parts, is_kept=False)
+    try:
+        library = loader(path)
+    except OSError as error:
+        raise BuildError(
+            f"{compiler.version} built a library that cannot be loaded: {error}"
+        ) from error
+    _tell_not_kept(first)
+    return library
+
+
+def _built(compiler: Compiler, whole: str, parts: Parts = tuple, is_kept: bool = True) -> str:
     """The path of the library built from a whole text, or from parts that are the same."""
-    compiler = find_compiler()
     digest = hashlib.sha256(f"{compiler.key}\0{_host()}\0{whole}".encode()).hexdigest()[:40]
-    path = _room() / f"{digest}.so"
+    path = (_room() if is_kept else Path(_private_folder())) / f"{digest}.so"
     if not _is_good(path):
         try:
             _compile(compiler, whole, path, parts())
         except (OSError, BuildError) as error:
             if isinstance(error, BuildError) and os.strerror(errno.ENOSPC) not in str(error):
                 raise
-            _log.warning("kernels are not kept, the cache cannot be written: %s", error)
+            _tell_not_kept(error)
             path = Path(_private_folder()) / path.name
             if not _is_good(path):
                 _compile(compiler, whole, path, parts())
@@ -169,13 +214,26 @@ def _room() -> Path:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         path = Path(_private_folder())
-        _log.warning("kernels are not kept, the cache cannot be written: %s", error)
+        _tell_not_kept(error)
     return path
+
+
+def _tell_not_kept(error: Exception) -> None:
+    sentence = f"kernels are compiled in every process, the cache cannot be used: {error}"
+    say_once("kernels not kept", sentence)
 
 
 @functools.cache
 def _private_folder() -> str:
-    return tempfile.mkdtemp(prefix="undertow-kernels-")
+    """A folder of this process alone, for as long as it runs."""
+    path, maker = tempfile.mkdtemp(prefix="undertow-kernels-"), os.getpid()
+
+    def remove() -> None:  # a forked child leaves it to its parent
+        if os.getpid() == maker:
+            shutil.rmtree(path, ignore_errors=True)
+
+    atexit.register(remove)
+    return path
 
 
 def _is_good(path: Path) -> bool:
@@ -210,6 +268,8 @@ def _compile(compiler: Compiler, whole: str, path: Path, parts: Sequence[str] = 
         else:
             source.write_text(whole, encoding="utf-8")
             _call(compiler, [*compiler.flags, str(source), "-o", str(built)])
+        if not built.is_file():
+            raise BuildError(f"{compiler.version} wrote no library, and told of no error")
         digest = Path(folder) / "unit.sha256"
         digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest(), encoding="ascii")
         # the sum first: a file without its sum is built again, one with a stale sum too

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from undertow.capture.torch_api import UNTRACEABLE, FakeTensorMode, propagate_fakes
-from undertow.codegen.cpp_build import NoCompilerError, find_compiler
+from undertow.codegen.cpp_build import BuildError, NoCompilerError, find_compiler
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.codegen.kernels_program import Orderer
 from undertow.codegen.kernels_settings import DEFAULT, Settings
@@ -44,7 +44,7 @@ class SpecializedGraph:
         self.settings = settings
         self.compiled: OrderedDict[Any, CompiledGraph] = OrderedDict()
         self.compilations = 0
-        self.uncompilable = False  # it has sizes that only its own results tell
+        self.uncompilable = False  # only its own results tell its sizes, or its C++ was refused
 
     def __call__(self, *args: Any) -> list[Any]:
         return self.boxed(list(args))
@@ -65,9 +65,13 @@ class SpecializedGraph:
                 self.uncompilable = True
                 _log.warning("a graph runs as ATen calls, since it looks at values: %s", error)
                 return AtenGraph(self.gm).boxed(args)
-            found = self.compiled[key] = compile_graph(
-                sized, fusion=self.fusion, settings=self.settings
-            )
+            try:
+                found = compile_graph(sized, fusion=self.fusion, settings=self.settings)
+            except BuildError as error:
+                self.uncompilable = True
+                _say_once(f"a graph runs as ATen calls: {error}")
+                return AtenGraph(self.gm).boxed(args)
+            self.compiled[key] = found
             if len(self.compiled) > MOST_KEPT:
                 self.compiled.popitem(last=False)
         else:

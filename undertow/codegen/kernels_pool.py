@@ -14,7 +14,7 @@ from importlib.resources import files
 
 import torch
 
-from undertow.codegen.cpp_build import build_whole
+from undertow.codegen.cpp_build import load_whole
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import span_of
 
@@ -43,10 +43,10 @@ class _Description(ctypes.Structure):
 
 
 @functools.cache
-def library() -> ctypes.PyDLL:
+def library() -> ctypes.CDLL:
     """The pool; its functions make Python objects, so they hold the interpreter's lock."""
     text = (files("undertow.codegen") / "pool.h").read_text(encoding="utf-8")
-    loaded = ctypes.PyDLL(build_whole(text))
+    loaded = load_whole(text, ctypes.PyDLL)
     loaded.pool_tensor.restype = ctypes.py_object
     loaded.pool_tensor.argtypes = [ctypes.c_void_p]
     loaded.pool_room.argtypes = [ctypes.c_int64]

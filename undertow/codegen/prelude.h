@@ -177,7 +177,11 @@ INLINE f32 u_log1p(f32 x) {
 INLINE f32 u_sigmoid(f32 x) {
   f32 c = -x > 88.72283f ? 88.72283f : -x;
   c = c < -87.0f ? -87.0f : c;
-  f32 y = 1.0f / ((c * 0.0f + 1.0f) + exp_near(c));
+  f32 e = c * 0.0f + exp_near(c), s = 1.0f + e;
+  // From 2^24 to 2^25 all sums are halfway between two numbers, and an exponential that differs by one
+  // unit would make a sum that differs by two. The odd neighbour is at most one from either.
+  u32 b = bits_u(e);
+  f32 y = 1.0f / bits_f(b >> 23 == 0x97u ? b | 1u : bits_u(s));
   return x < -88.72283f ? 0.0f : y;
 }
 INLINE f32 u_tanh(f32 x) {
