@@ -27,6 +27,8 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     ),
     "copies by index": lambda x: x.index_copy(0, _INDEX[0, :3], x[:3] * 2).sin(),
     "shrinking": lambda x: functional.softshrink(x) + functional.hardshrink(x) * 2,
+    "norms of a list": lambda x: torch.stack(torch._foreach_norm([x, x[1:] * 2], 2)) * x.sum(),
+    "a list, elementwise": lambda x: torch.stack(torch._foreach_tanh(torch._foreach_sin([x, x]))),
     "thresholds": lambda x: functional.threshold(x, 0.1, 3.0).sin(),
 }
 

@@ -1,8 +1,8 @@
 """Which ATen operators are taken apart before lowering, so that loops see a small core set.
 
-The formulas are those that PyTorch registers; the choice is ours. Attention, convolution, matrix
-products and dropout stay whole: they are extern calls (and PyTorch's decomposition of CPU flash
-attention does not fit its own backward).
+The formulas are those that PyTorch registers, but for norms of lists; the choice is ours. Attention,
+convolution, matrix products and dropout stay whole: they are extern calls (and PyTorch's
+decomposition of CPU flash attention does not fit its own backward).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from undertow.capture.torch_api import registered_decompositions
 
@@ -46,8 +48,14 @@ NAMES = frozenset(_NAMES.split())
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """A table for AOTAutograd or `make_fx`."""
-    return {
+    chosen = {
         op: function
         for op, function in registered_decompositions().items()
         if str(op).partition(".")[2].partition(".")[0] in NAMES
     }
+    return {**chosen, torch.ops.aten._foreach_norm.Scalar: _norms}
+
+
+def _norms(tensors: Any, ord: Any = 2, dtype: Any = None) -> list[torch.Tensor]:
+    """Of a list: what clipping gradients starts with."""
+    return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors]

@@ -21,6 +21,7 @@ from undertow.loops.group import (
     deepen,
     deeper_rows,
     find_place,
+    length,
     level_at,
     scan_problem,
     start_group,
@@ -238,7 +239,7 @@ class _Fuser:
             return "it would need more memory at once"
         if self.starts and group.order < self.starts[-1]:
             return UNDER
-        if group.instrs + len(nest.body) > MOST_INSTRS:
+        if group.instrs + length(nest) > MOST_INSTRS:
             return "the kernel has too many instructions"
         if len(group.operands) + len(nest.reads) > MOST_OPERANDS:
             return "the kernel has too many buffers"
@@ -314,7 +315,7 @@ class _Fuser:
             for other in later
             if other is not mine
         )
-        total = slot.instrs + sum(other.instrs for other in later) + len(nest.body)
+        total = slot.instrs + sum(other.instrs for other in later) + length(nest)
         operands = slot.operands.union(*(other.operands for other in later), nest.reads)
         if not free or total > MOST_INSTRS or len(operands) > MOST_OPERANDS:
             return None

@@ -29,6 +29,7 @@ SHORTEST_ROW = 64  # elements of a row for which something is made once per row
 SHORTEST_BLOCK = 16  # elements of a block of a row: a vector of float32
 LONGEST_DEEP = 1 << 15  # elements of a row that is made of what were rows
 MOST_INSTRS = 600
+_LONG = {"sin": 12, "cos": 12, "normal": 16, "pow": 12, "sigmoid": 4}  # added for a compiler
 MOST_OPERANDS = 64  # buffers that a kernel reads and does not make
 
 
@@ -111,6 +112,12 @@ def start_group(order: int, nest: Nest) -> Group:
     return group
 
 
+def length(nest: Nest) -> int:
+    """The instructions of a nest, as compilers mind them: a loop with a hundred sines takes one ten
+    seconds, with a hundred exponentials one."""
+    return len(nest.body) + sum(_LONG.get(instr.op, 0) for instr in nest.body)
+
+
 def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
     """Put a nest into a group at a place that has been found legal."""
     result, over = level, ""
@@ -120,7 +127,7 @@ def admit(group: Group, nest: Nest, place: Place, level: str) -> None:
     if nest.is_scan:
         settle_scan(group, nest, place)
     group.members.append(Member(nest, place, level, result == "late", over))
-    group.instrs += len(nest.body)
+    group.instrs += length(nest)
     group.operands.update(n for n in nest.reads if n not in group.made)
     for instr in nest.body:
         if instr.op == "load":

@@ -419,7 +419,8 @@ def metas_of_nested(args: Any) -> tuple[Any, ...]:
 
 _LISTS = """
 add sub mul div sqrt rsqrt lerp addcmul addcdiv neg reciprocal pow maximum minimum clamp_min
-clamp_max abs exp log sign copy
+clamp_max abs exp log sign copy clone acos asin atan ceil cos cosh erf erfc expm1 floor frac lgamma
+log10 log1p log2 round sigmoid sin sinh tan tanh trunc
 """
 for _name in _LISTS.split():
     handles(f"_foreach_{_name}")(_foreach)
