@@ -44,6 +44,24 @@ def test_why_answers_from_what_a_process_left(undertow: Run, left: Path) -> None
     assert "one kernel" in answers[0]["answer"]
 
 
+def test_why_takes_operators_that_were_taken_apart(undertow: Run, left: Path) -> None:
+    *_, told = undertow("why", "gelu", "layer_norm", "--in", left, "--json").json
+    assert told["graph"].endswith("forward")
+    assert "gelu is mul" in told["answer"]
+    assert "in one kernel" in told["answer"]
+
+
+def test_the_modules_that_a_process_left_are_shown_with_their_kernels(
+    undertow: Run, left: Path, tmp_path: Path
+) -> None:
+    shown = undertow("show", left)
+    assert shown.code == 0, shown.err
+    for part in ("def run(args, P, V)", "static void k0(", "forward.rank0.py", "backward.kernels"):
+        assert part in shown.out
+    assert "k0" in undertow("show", next(left.glob("*.cpp"))).out
+    assert "UNDERTOW_SHOW" in undertow("show", tmp_path).err
+
+
 def test_why_suggests_the_nearest_name(undertow: Run, left: Path) -> None:
     result = undertow("why", "adm", "erf", "--in", left)
     assert result.code == 2

@@ -238,3 +238,15 @@ def test_loops_that_do_not_divide_do_not_match() -> None:
     space = Space()
     assert match(space, {space.add(6): 1}, (4,), (1,)) is None
     assert match(space, {space.add(6): 1}, (6,), (2,)) is None
+
+
+def test_many_sines_are_cut_into_kernels_that_compile_soon() -> None:
+    """A compiler takes ten seconds for a loop with a hundred of them."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        for _ in range(80):
+            x = x.sin()
+        return [x]
+
+    gm = make_fx(function, tracing_mode="fake")(X)
+    assert 2 <= len(fuse(lower_graph(gm)).steps) <= 4

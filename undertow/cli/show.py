@@ -19,6 +19,7 @@ from undertow.cli.kernels import (
 )
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
+from undertow.errors import FileError
 from undertow.program.serialize import write_whole
 from undertow.report.text import table
 
@@ -34,8 +35,8 @@ def command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A model as for `undertow plan`: llama3-8b, FILE.py:build; for --kernels and "
-            "--fallbacks also a folder or file that UNDERTOW_SHOW left.",
+            help="A model as for `undertow plan`: llama3-8b, FILE.py:build; or a folder or file "
+            "that UNDERTOW_SHOW left.",
         ),
     ],
     cluster: ClusterOption = "8xh100x8",
@@ -63,7 +64,8 @@ def command(
     of ATen that remain, counted, with the reason.
 
     What the backend runs in a training process is written the same way; there, UNDERTOW_SHOW=DIR
-    leaves the module of every compiled graph.
+    leaves the module of every compiled graph, and the C++ of its kernels. `undertow show DIR`
+    prints both, and the options above are for them too.
     """
     check_outputs(out)
     if kernels or fallbacks:
@@ -73,13 +75,45 @@ def command(
         else:
             show(line for item in found.items() for line in _tables(*item, kernels, fallbacks))
         return
-    source = _source(model, cluster, parallel, batch, seq, memory)
+    left = _left(Path(model))
+    source = left or _source(model, cluster, parallel, batch, seq, memory)
     if out is not None:
         write_whole(out, source)
     if json:
         show_json({"source": source, "file": None if out is None else str(out)})
     elif out is None:
         typer.echo(source, nl=False)
+
+
+def _left(path: Path) -> str:
+    """The modules that a process left in a folder, each with its kernels; "" if it is a model."""
+    is_file = path.suffix in (".py", ".cpp") and path.is_file()
+    if not is_file and not path.is_dir():
+        return ""
+    texts = sorted(path.glob("*.py")) if path.is_dir() else [path]
+    if path.is_dir():
+        texts = [text for module in texts for text in (module, _kernels_of(module))]
+    found = [_headed(text) for text in texts if text.exists()]
+    if not found:
+        raise FileError(
+            f"{path} has no generated modules (*.py); a process that trains with "
+            f"UNDERTOW_SHOW={path} leaves them"
+        )
+    return "\n".join(found)
+
+
+def _kernels_of(module: Path) -> Path:
+    """graph0.forward.rank0.py has its kernels in graph0.forward.kernels.rank0.cpp."""
+    label, _, rank = module.stem.rpartition(".")
+    return module.with_name(f"{label}.kernels.{rank}.cpp")
+
+
+def _headed(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"cannot read {path}: {error}") from error
+    return f"{'#' if path.suffix == '.py' else '//'} {path}\n{text}"
 
 
 def _tables(

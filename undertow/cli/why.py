@@ -26,7 +26,9 @@ app = subcommand()
 
 @app.command("why")
 def command(
-    first: Annotated[str, typer.Argument(metavar="A", help="A node of the graph, by its name.")],
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="A node of the graph, by its name, or an operator.")
+    ],
     second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     source: Annotated[
         str,
@@ -45,17 +47,18 @@ def command(
 ) -> None:
     """Say why two nodes are not in one kernel: every refusal of fusion has a reason.
 
-    Names are those of `undertow show SOURCE --kernels` and of the comments in generated modules.
+    Names are those of `undertow show SOURCE --kernels` and of the comments in generated modules, or
+    of an operator that was taken apart, such as gelu, layer_norm or softmax: its first call.
     """
     found = reports(source, cluster, parallel, batch, seq)
-    both = {
-        label: report
-        for label, report in found.items()
-        if first in report.nodes and second in report.nodes
-    }
-    if not both:
+    answers = {}
+    for label, report in found.items():
+        one, other = report.calls_of(first), report.calls_of(second)
+        if one and other:
+            told = "".join(map(_meaning, (first, second), (one, other)))
+            answers[label] = told + report.why(one[0], other[0])
+    if not answers:
         raise UndertowError(_missing(first, second, found))
-    answers = {label: report.why(first, second) for label, report in both.items()}
     if json:
         show_json([{"graph": label, "answer": answer} for label, answer in answers.items()])
         return
@@ -63,11 +66,19 @@ def command(
         typer.echo(f"{label}: {answer}" if len(answers) > 1 else answer)
 
 
+def _meaning(name: str, nodes: list[str]) -> str:
+    """Which node is meant by a name that is none."""
+    if nodes[0] == name:
+        return ""
+    others = f", the first of {len(nodes)}" if len(nodes) > 1 else ""
+    return f"{name} is {nodes[0]}{others}; "
+
+
 def _missing(first: str, second: str, found: dict[str, KernelReport]) -> str:
     """What is wrong with the names: unknown, or never in one graph."""
     known: dict[str, list[str]] = {}
     for label, report in found.items():
-        for node in report.nodes:
+        for node in dict.fromkeys((*report.nodes, *filter(report.calls_of, (first, second)))):
             known.setdefault(node, []).append(label)
     for name in (first, second):
         if name not in known:

@@ -53,6 +53,7 @@ class KernelReport:
     partitions: tuple[Partition, ...]
     nodes: tuple[str, ...]  # every call of the graph, also those that need no step
     panels: tuple[Decision, ...] = ()  # on operands of products that could be made by panels
+    operators: tuple[str, ...] = ()  # that the nodes were parts of, before they were taken apart
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
@@ -77,11 +78,28 @@ class KernelReport:
                 tuple(Partition(**_tuples(item)) for item in data["partitions"]),
                 tuple(data["nodes"]),
                 tuple(Decision(**item) for item in data.get("panels", ())),
+                tuple(data.get("operators", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise UndertowError(f"{where} is a spoilt report on kernels: {error}") from error
 
     # -- why --------------------------------------------------------------------------------
+
+    def calls_of(self, name: str) -> list[str]:
+        """The nodes that a name stands for: its own, or the last ones of the calls of an operator
+        that was taken apart, such as "gelu", "layer_norm" or "softmax"."""
+        if name in self.nodes:
+            return [name]
+        wanted = {name, f"_{name}", f"native_{name}"}
+        calls: list[str] = []  # the last node of each that is in a step
+        is_new = True
+        for node, operator in zip(self.nodes, self.operators, strict=False):
+            if operator not in wanted:
+                is_new = True
+            elif self.step_of(node) is not None:
+                calls = [*(calls if is_new else calls[:-1]), node]
+                is_new = False
+        return calls
 
     def step_of(self, node: str) -> Step | None:
         return next((step for step in self.steps if node in step.nodes), None)
@@ -197,6 +215,7 @@ def report_of(
         tuple(partitions(plan, least_partition)),
         tuple(lowered.nodes),
         tuple(plan.decisions),
+        tuple(lowered.operators),
     )
 
 

@@ -1,7 +1,7 @@
 """Which ATen operators are taken apart before lowering, so that loops see a small core set.
 
-The formulas are those that PyTorch registers, but for norms of lists; the choice is ours. Attention,
-convolution, matrix products and dropout stay whole: they are extern calls (and PyTorch's
+The formulas are those that PyTorch registers, but for norms of lists; the choice is ours.
+Attention, convolution, matrix products and dropout stay whole: they are extern calls (and PyTorch's
 decomposition of CPU flash attention does not fit its own backward).
 """
 

@@ -189,7 +189,8 @@ class Lowered:
     constants: dict[int, Any] = field(default_factory=dict)  # tensors held by the graph
     fallbacks: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, dict[str, int]] = field(default_factory=dict)  # of fallbacks, counted
-    nodes: list[str] = field(default_factory=list)  # every call, by name
+    nodes: list[str] = field(default_factory=list)  # every call, by name,
+    operators: list[str] = field(default_factory=list)  # and the operator it was a part of
     regions: dict[int, int] = field(default_factory=dict)  # nests of different ones stay apart
     spare: dict[int, bool] = field(default_factory=dict)  # inputs that others may not hold, by
     # buffer, and whether they surely do not

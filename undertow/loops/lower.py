@@ -113,6 +113,8 @@ class Lowering:
             self.env[node] = self.attribute(node, value)
         elif node.op == "call_function":
             self.result.nodes.append(node.name)
+            whole = node.meta.get("original_aten") or node.target
+            self.result.operators.append(getattr(whole, "_opname", getattr(whole, "__name__", "")))
             self.env[node] = self.call(node)
         elif node.op == "output":
             self.result.outputs = [self.output(item) for item in node.args[0]]  # type: ignore[union-attr]
