@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import start_rank
+
 pytestmark = pytest.mark.slow
 
 TIMEOUT = 8  # seconds that ranks wait for each other
@@ -78,13 +80,11 @@ def _rank(case: Case, rank: int, world: int, folder: Path, pipe: Connection) -> 
 
 def outcomes(case: Case, folder: Path, world: int = 2) -> list[tuple[str, Any]]:
     """What each rank ended with; ("killed", signal) for one that could not say."""
-    spawn = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(world):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_rank, args=(case, rank, world, folder, theirs))
-            process.start()
+            ours, theirs = multiprocessing.Pipe()
+            process = start_rank(rank, _rank, case, rank, world, folder, theirs)
             stack.callback(_end, process)
             theirs.close()
             ranks.append((process, ours))
@@ -122,9 +122,14 @@ def test_ranks_that_compile_different_graphs_are_told_the_first_difference(tmp_p
 
 
 def late(rank: int, folder: Path) -> float:
-    if rank == 1:
-        time.sleep(3 * TIMEOUT)
-    return step({})
+    """The second rank comes when the first has given up."""
+    given_up = folder / "given_up"
+    while rank == 1 and not given_up.exists():
+        time.sleep(0.05)
+    try:
+        return step({})
+    finally:
+        given_up.touch()
 
 
 def test_a_rank_that_is_late_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.processes import start_rank
+
 TIMEOUT = 120  # seconds for one case
 
 
@@ -38,20 +40,15 @@ class Ranks:
 @contextmanager
 def gloo_ranks(world: int) -> Iterator[Ranks]:
     """Start `world` processes in one group, and end them on the way out."""
-    spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         try:
             for rank in range(world):
-                ours, theirs = spawn.Pipe()
-                process = spawn.Process(
-                    target=_serve,
-                    args=(rank, world, str(Path(folder) / "store"), theirs),
-                    daemon=True,
-                )
-                process.start()
+                ours, theirs = multiprocessing.Pipe()
+                store = str(Path(folder) / "store")
+                processes.append(start_rank(rank, _serve, rank, world, store, theirs))
                 pipes.append(ours)
-                processes.append(process)
+                theirs.close()
             yield Ranks(pipes)
         finally:
             for pipe in pipes:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.processes import start_rank
 from undertow.errors import AgreementError
 from undertow.runtime.agreement import agree_on_numbers, check_same
 
@@ -165,14 +166,11 @@ def test_processes_agree_find_a_diverging_rank_and_a_missing_one(kind: str, tmp_
     if kind == "tcp":
         server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         where = str(server.port)
-    spawn = multiprocessing.get_context("spawn")
     processes, pipes = [], []
     try:
         for rank in range(3):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_rank, args=(kind, where, rank, theirs), daemon=True)
-            process.start()
-            processes.append(process)
+            ours, theirs = multiprocessing.Pipe()
+            processes.append(start_rank(rank, _rank, kind, where, rank, theirs))
             pipes.append(ours)
         said = [pipe.recv() if pipe.poll(120) else "silent" for pipe in pipes]
     finally:
