@@ -10,7 +10,7 @@ optimum. Waits for what has landed cost nothing and are placed at once, as are v
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, le
 
 from undertow.program import COMPUTE_STREAM, Kind, Order, Program
 from undertow.schedule.limits import in_flight_nbytes
@@ -54,15 +54,18 @@ class _State:
     launched: int  # host time
     live: int
     in_flight: int
-    bound: int  # no order that begins like this takes less
     last: int  # the task placed last; the rest is behind `before`
     before: _State | None
+    bound: int = 0  # no order that begins like this takes less
 
     def times(self) -> tuple[int, ...]:
         """What decides how good a beginning is among those with the same tasks."""
         now = self.compute
         lands = (end if end > now else now for _, end in self.flying)
         return (now, *(t if t > now else now for t in self.free), *lands)
+
+
+_Levels = list[dict[int, list[tuple[tuple[int, ...], _State]]]]  # with the `times` of each
 
 
 class _Beam:
@@ -73,16 +76,30 @@ class _Beam:
         self.limit, self.in_flight_limit = limit, in_flight_limit
         count = len(program)
         self.needs = [sum(1 << source for source in before) for before in program.predecessors]
-        self.touchers = [0] * len(program.buffers)
-        for task, buffers in enumerate(program.touches):
+        touchers = [0] * len(program.buffers)
+        for index, buffers in enumerate(program.touches):
             for buffer in buffers:
-                self.touchers[buffer] |= 1 << task
+                touchers[buffer] |= 1 << index
+        there, stays, sizes = program.there_before, program.stays, program.buffers
+        self.touches = [  # who touches it, its bytes, whether they come and whether they go
+            [(touchers[b], sizes[b].nbytes, not there[b], not stays[b]) for b in buffers]
+            for buffers in program.touches
+        ]
+        self.launch = [program.machine.launch_ns * task.host_launches for task in program.tasks]
+        self.costs_nothing = [  # as soon as what it waits for has landed
+            task.kind is Kind.VIEW or (task.kind is Kind.WAIT and not launch)
+            for task, launch in zip(program.tasks, self.launch, strict=True)
+        ]
         self.flight = [0] * count
         for start, waits in program.waits_of.items():
             self.flight[start] = in_flight_nbytes(program, start)
             if waits:
                 self.flight[waits[0]] = -self.flight[start]
         self.tail = self._tails()
+        self.landed_tail = {
+            start: max((self.tail[wait] for wait in waits), default=0)
+            for start, waits in program.waits_of.items()
+        }
 
     def _tails(self) -> list[int]:
         """Per task, the least time from when it is reached to the end of the step."""
@@ -100,12 +117,14 @@ class _Beam:
 
     def run(self, steps: int) -> Beamed:
         count = len(self.program)
-        levels: list[dict[int, list[_State]]] = [{} for _ in range(count + 1)]
-        self._add(levels, self._at_once(self._begin()))
+        levels: _Levels = [{} for _ in range(count + 1)]
+        first = self._at_once(self._begin())
+        first.bound = self._bound(first)
+        self._add(levels, first)
         is_exact = True
         best: _State | None = None
         for level in range(count):
-            states = [state for kept in levels[level].values() for state in kept]
+            states = [state for kept in levels[level].values() for _, state in kept]
             levels[level] = {}
             states.sort(key=attrgetter("bound", "compute", "live"))
             share = max(steps // (count - level), 1)
@@ -122,6 +141,7 @@ class _Beam:
                     if child is None:
                         continue
                     child = self._at_once(child)
+                    child.bound = self._bound(child)
                     if child.bound < self.known:
                         if child.placed.bit_count() == count:
                             best, self.known = child, child.bound
@@ -141,29 +161,24 @@ class _Beam:
         left = list(free)
         for task in program.tasks:
             left[task.stream] += task.ns
-        return _State(0, ready, 0, free, tuple(left), (), 0, live, 0, 0, -1, None)
+        return _State(0, ready, 0, free, tuple(left), (), 0, live, 0, -1, None)
 
-    def _add(self, levels: list[dict[int, list[_State]]], state: _State) -> None:
+    def _add(self, levels: _Levels, state: _State) -> None:
         """Keep a beginning unless another with the same tasks is nowhere later."""
         kept = levels[state.placed.bit_count()].setdefault(state.placed, [])
         mine = state.times()
-        for other in kept:
-            if all(a <= b for a, b in zip(other.times(), mine, strict=True)):
+        for times, _ in kept:
+            if _nowhere_later(times, mine):
                 return
-        kept[:] = [
-            other
-            for other in kept
-            if not all(a <= b for a, b in zip(mine, other.times(), strict=True))
-        ]
-        kept.append(state)
+        kept[:] = [other for other in kept if not _nowhere_later(mine, other[0])]
+        kept.append((mine, state))
 
     def _at_once(self, state: _State) -> _State:
         """Place what costs nothing and can only help: views, and waits for what has landed."""
-        tasks = self.program.tasks
+        costs_nothing = self.costs_nothing
         while True:
             for task in state.ready:
-                kind = tasks[task].kind
-                if kind is Kind.VIEW or (kind is Kind.WAIT and self._landed(state, task)):
+                if costs_nothing[task] and self._landed(state, task):
                     placed = self._placed(state, task)
                     if placed is not None:
                         state = placed
@@ -172,9 +187,12 @@ class _Beam:
                 return state
 
     def _landed(self, state: _State, wait: int) -> bool:
+        """Whether a wait holds nothing up; so it is with a view."""
         start = self.program.tasks[wait].start
-        cost = self.program.machine.launch_ns and self.program.tasks[wait].launches
-        return not cost and all(s != start or end <= state.compute for s, end in state.flying)
+        for flying, end in state.flying:
+            if flying == start:
+                return end <= state.compute
+        return True
 
     def _placed(self, state: _State, index: int) -> _State | None:
         """`state` with one more task; None where that breaks a limit."""
@@ -188,8 +206,8 @@ class _Beam:
         ):
             return None
         compute, launched, free, flying = state.compute, state.launched, state.free, state.flying
-        if task.kind is not Kind.VIEW:
-            launched += self.program.machine.launch_ns * task.launches
+        if self.launch[index]:
+            launched += self.launch[index]
             compute = max(compute, launched)
         if task.kind is Kind.COMPUTE:
             compute += task.ns
@@ -202,36 +220,28 @@ class _Beam:
             compute = max(compute, *ends) if ends else compute
             flying = tuple(entry for entry in flying if entry[0] != task.start)
         ready = [other for other in state.ready if other != index]
-        ready += [
+        freed = [
             after
             for after in self.program.successors[index]
             if self.needs[after] & placed == self.needs[after]
         ]
-        child = _State(
-            placed,
-            tuple(sorted(ready)),
-            compute,
-            free,
-            _with(state.left, task.stream, state.left[task.stream] - task.ns),
-            flying,
-            launched,
-            live,
-            in_flight,
-            0,
-            index,
+        if freed:
+            ready = sorted(ready + freed)
+        left = state.left
+        if task.ns:
+            left = _with(left, task.stream, left[task.stream] - task.ns)
+        return _State(
+            placed, tuple(ready), compute, free, left, flying, launched, live, in_flight, index,
             state,
-        )
-        child.bound = self._bound(child)
-        return child
+        )  # fmt: skip
 
     def _live(self, state: _State, index: int, placed: int) -> int:
         """Bytes alive after the task; -1 where they are too many while it runs."""
-        program, live, freed = self.program, state.live, 0
-        for buffer in program.touches[index]:
-            touchers, nbytes = self.touchers[buffer], program.buffers[buffer].nbytes
-            if not program.there_before[buffer] and not touchers & state.placed:
+        live, freed = state.live, 0
+        for touchers, nbytes, comes, goes in self.touches[index]:
+            if comes and not touchers & state.placed:
                 live += nbytes
-            if touchers & placed == touchers and not program.stays[buffer]:
+            if goes and touchers & placed == touchers:
                 freed += nbytes
         if self.limit is not None and live > self.limit:
             return -1
@@ -239,16 +249,23 @@ class _Beam:
 
     def _bound(self, state: _State) -> int:
         """What no order with this beginning can beat: work that is left, and the longest chain."""
-        now = state.compute
-        bound = now + state.left[COMPUTE_STREAM]
-        for free, ns in zip(state.free, state.left, strict=True):
-            bound = max(bound, max(now, free) + ns if ns else free)
+        now, tail = state.compute, self.tail
+        longest = state.left[COMPUTE_STREAM]
         for index in state.ready:
-            bound = max(bound, now + self.tail[index])
+            if tail[index] > longest:
+                longest = tail[index]
+        bound = now + longest
+        for free, ns in zip(state.free, state.left, strict=True):
+            end = (free if free > now else now) + ns if ns else free
+            if end > bound:
+                bound = end
         for start, end in state.flying:
-            waits = self.program.waits_of[start]
-            bound = max(bound, end + max((self.tail[wait] for wait in waits), default=0))
+            bound = max(bound, end + self.landed_tail[start])
         return bound
+
+
+def _nowhere_later(times: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return all(map(le, times, others))
 
 
 def _with(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
