@@ -23,7 +23,7 @@ from tests.processes import start_rank
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT = 8  # seconds that ranks wait for each other
+TIMEOUT = 5  # seconds that ranks wait for each other
 ENDS = 100  # seconds within which everything must be over
 
 Case = Callable[[int, Path], Any]
