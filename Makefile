@@ -23,7 +23,7 @@ demo: $(VENV)/.run ## set up, then show what undertow does
 
 test: $(VENV)/.test ## set up, then run all tests
 	scripts/debian.sh $(TEST_PACKAGES)
-	$(BIN)/python -m pytest -n $(WORKERS) --durations 10 $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 10 $(TESTS)
 
 lint: $(VENV)/.lint ## format, style, types and imports between rooms
 	$(BIN)/ruff format --check .
