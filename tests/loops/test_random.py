@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import torch
@@ -76,3 +77,52 @@ def test_dropout_gives_gradients_where_it_kept_values() -> None:
     torch.testing.assert_close(x.grad, kept * (2 / 0.75))
     torch.testing.assert_close(out, x * 2 * kept / 0.75)
     assert abs(float(kept.float().mean()) - 0.75) < 0.02
+
+
+def test_every_distribution_has_its_moments() -> None:
+    def function(x):  # type: ignore[no-untyped-def]
+        many, wide = [400_000], {"dtype": torch.float64}
+        aten = torch.ops.aten
+        return [
+            aten.uniform(x, -2.0, 4.0), aten.normal_functional(x, 3.0, 2.0),
+            torch.normal(x * 0 + 1, 0.5), aten.exponential(x, 4.0), aten.log_normal(x, 0.0, 0.5),
+            torch.randint(-5, 11, many), torch.randint_like(x, 7),
+            torch.randint(1 << 40, many, dtype=torch.int64), torch.rand(many, **wide),
+            torch.randn(many, **wide), aten.bernoulli.Tensor(x, x * 0 + 0.7),
+            torch.rand(many, dtype=torch.bfloat16), torch.randn(many, dtype=torch.float16),
+        ]  # fmt: skip
+
+    torch.manual_seed(0)
+    x = torch.zeros(400_000)
+    compiled = own(function, x)
+    assert compiled.fallbacks == {"aten.randint.low": 1}
+    found = compiled(x)
+    grown = math.exp(0.125)
+    lognormal = grown * math.sqrt(math.exp(0.25) - 1)
+    moments = [
+        (1, math.sqrt(3)), (3, 2), (1, 0.5), (0.25, 0.25), (grown, lognormal),
+        (2.5, math.sqrt(255 / 12)), (3, 2), (2.0**39, 2.0**40 / math.sqrt(12)),
+        (0.5, math.sqrt(1 / 12)), (0, 1), (0.7, math.sqrt(0.21)),
+        (0.5 - 1 / 512, math.sqrt(1 / 12)), (0, 1),
+    ]  # fmt: skip
+    for numbers, (mean, std) in zip(found, moments, strict=True):
+        assert abs(float(numbers.double().mean()) - mean) < 0.01 * (std + abs(mean))
+        assert abs(float(numbers.double().std()) / std - 1) < 0.01
+    integers, few, exponential, halves = found[5], found[6], found[3], found[11]
+    assert integers.dtype == torch.int64
+    assert (int(integers.min()), int(integers.max())) == (-5, 10)
+    assert few.dtype == torch.float32
+    assert (float(few.min()), float(few.max())) == (0, 6)
+    assert float(exponential.min()) > 0
+    assert float(halves.max()) < 1
+    assert len(found[8].unique()) == 400_000, "of more digits than float32 has"
+
+
+def test_chances_in_a_tensor_are_drawn_as_eager_draws_them() -> None:
+    function = lambda x: torch.empty_like(x).bernoulli_(x)  # noqa: E731
+    torch._dynamo.reset()
+    x = torch.rand(50)
+    torch.manual_seed(3)
+    got = torch.compile(function, backend=undertow)(x)
+    torch.manual_seed(3)
+    assert torch.equal(got, function(x))

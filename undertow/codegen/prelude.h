@@ -376,10 +376,26 @@ INLINE Bits philox(i64 key, i64 at, i64 stream) {
 INLINE f32 u_uniform(i64 key, i64 at, i64 stream) {
   return (f32)(i32)(philox(key, at, stream).a >> 8) * 0x1p-24f;
 }
+INLINE f64 u_uniform64(i64 key, i64 at, i64 stream) {  // of 53 bits
+  Bits bits = philox(key, at, stream);
+  return ((f64)(i64)(bits.a >> 5) * 67108864.0 + (f64)(i64)(bits.b >> 6)) * 0x1p-53;
+}
+// One of `count` integers from `low` on: the high half of the product of `count` and random bits.
+INLINE i64 u_integers(i64 key, i64 at, i64 stream, i64 low, i64 count) {
+  Bits bits = philox(key, at, stream);
+  u64 many = (u64)count, all = (u64)bits.a << 32 | bits.b;
+  u64 found = many >> 32 ? (u64)((unsigned __int128)all * many >> 64) : bits.a * many >> 32;
+  return (i64)((u64)low + found);
+}
 INLINE f32 u_normal(i64 key, i64 at, i64 stream) {
   Bits bits = philox(key, at, stream);
   f32 u = (f32)(i32)((bits.a >> 8) + 1) * 0x1p-24f, v = (f32)(i32)(bits.b >> 8) * 0x1p-24f;
   return u_sqrt(-2.0f * u_log(u)) * u_cos(6.28318530718f * v);
+}
+INLINE f64 u_normal64(i64 key, i64 at, i64 stream) {
+  Bits bits = philox(key, at, stream);
+  f64 u = ((f64)(i64)bits.a + 1.0) * 0x1p-32, v = (f64)(i64)bits.b * 0x1p-32;
+  return u_sqrt(-2.0 * u_log(u)) * u_cos(6.283185307179586 * v);
 }
 
 // A tile of `rows` rows with `step` from one to the next, its columns as rows of N elements.

@@ -8,6 +8,7 @@ with eager's numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,11 @@ from undertow.loops.ir import Instr, Value, contiguous
 from undertow.loops.lower import Lowering, handles
 
 aten = torch.ops.aten
-NAMES = frozenset({"rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout"})
+_NAMES = """
+    rand rand_like randn randn_like randint randint_like bernoulli native_dropout
+    normal normal_functional uniform exponential log_normal
+    """
+NAMES = frozenset(_NAMES.split())
 OWN = "undertow_random"  # in a node's meta: the node of the seed, and the operator's number
 
 
@@ -57,8 +62,8 @@ def _fake_seed(graph: fx.Graph) -> torch.Tensor:
         return torch.empty(1, dtype=torch.int64)
 
 
-def _draw(lowering: Lowering, node: fx.Node, body: Body, op: str = "uniform") -> int:
-    """A number for each place of the body: in [0, 1), or of the normal distribution."""
+def _draw(lowering: Lowering, node: fx.Node, body: Body, op: str = "uniform", **more: int) -> int:
+    """A number for each place of the body: in [0, 1), of the normal distribution, or whole."""
     if OWN not in node.meta:
         raise CannotLower("random numbers, which are drawn as eager draws them")
     seed, number = node.meta[OWN]
@@ -66,16 +71,37 @@ def _draw(lowering: Lowering, node: fx.Node, body: Body, op: str = "uniform") ->
     still = (0,) * len(body.sizes)
     key = body.emit(Instr("load", "i64", (), view.buffer, still, 0))
     place = body.emit(Instr("index", "i64", (), None, contiguous(body.sizes), 0))
-    return body.op(op, "f32", key, place, body.const(number, "i64"))
+    given = [body.const(value, "i64") for value in (number, *more.values())]
+    return body.op(op, _TYPES.get(op, "f32"), key, place, *given)
 
 
-def _filled(lowering: Lowering, node: fx.Node, op: str) -> Value:
+def _real(lowering: Lowering, node: fx.Node, body: Body, op: str) -> int:
+    """A uniform or normal number in the register type of the body, of as many digits as eager's."""
+    if not is_float(body.t):
+        raise CannotLower("random numbers of this type")
+    value = _draw(lowering, node, body, f"{op}64" if body.t == "f64" else op)
+    digits = _DIGITS.get(body.out)
+    if op == "uniform" and digits:  # rounded, the largest ones would be 1
+        value = body.op("mul", "f32", value, body.const(float(1 << digits), "f32"))
+        value = body.op("floor", "f32", value)
+        value = body.op("mul", "f32", value, body.const(1 / (1 << digits), "f32"))
+    return value
+
+
+_TYPES = {"uniform64": "f64", "normal64": "f64", "integers": "i64"}
+_DIGITS = {"bf16": 8, "f16": 11}
+Formula = Callable[[Body, int], int]
+
+
+def _filled(lowering: Lowering, node: fx.Node, op: str, formula: Formula | None = None) -> Value:
+    """A tensor of numbers, or of what a formula makes of them."""
     meta = node.meta["val"]
-    if meta.dtype is not torch.float32:
-        raise CannotLower("random numbers of a type other than float32")
-    body = lowering.body(tuple(meta.shape), "f32")
-    value = _draw(lowering, node, body, op)
-    return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
+    value = _real(lowering, node, body, op)
+    if formula is not None:
+        value = formula(body, value)
+    out = lowering.fresh(node.name, meta)
+    return lowering.nest(body, out, body.cast(value, body.t), node.name)
 
 
 @handles("rand", "rand_like")
@@ -88,12 +114,86 @@ def _randn(lowering: Lowering, node: fx.Node, *_: Any, **__: Any) -> Value:
     return _filled(lowering, node, "normal")
 
 
+def _scaled(body: Body, value: int, scale: Any, shift: Any) -> int:
+    product = body.op("mul", body.t, value, body.take(scale, body.t))
+    return body.op("add", body.t, product, body.take(shift, body.t))
+
+
+@handles("uniform")
+def _uniform(
+    lowering: Lowering, node: fx.Node, _: Any, low: float = 0.0, high: float = 1.0, **__: Any
+) -> Value:
+    return _filled(lowering, node, "uniform", lambda b, u: _scaled(b, u, high - low, low))
+
+
+@handles("normal_functional")
+def _normal_in(
+    lowering: Lowering, node: fx.Node, _: Any, mean: float = 0.0, std: float = 1.0, **__: Any
+) -> Value:
+    return _filled(lowering, node, "normal", lambda b, z: _scaled(b, z, std, mean))
+
+
+@handles("normal")
+def _normal(
+    lowering: Lowering, node: fx.Node, mean: Any = 0.0, std: Any = 1.0, *_: Any, **__: Any
+) -> Value:
+    return _filled(lowering, node, "normal", lambda b, z: _scaled(b, z, std, mean))
+
+
+@handles("log_normal")
+def _log_normal(
+    lowering: Lowering, node: fx.Node, _: Any, mean: float = 1.0, std: float = 2.0, **__: Any
+) -> Value:
+    return _filled(
+        lowering, node, "normal", lambda b, z: b.op("exp", b.t, _scaled(b, z, std, mean))
+    )
+
+
+@handles("exponential")
+def _exponential(lowering: Lowering, node: fx.Node, _: Any, rate: float = 1.0, **__: Any) -> Value:
+    """Never 0: its logarithm is taken to draw from a softmax."""
+
+    def formula(body: Body, u: int) -> int:
+        left = body.op("sub", body.t, body.const(1, body.t), u)
+        waited = body.op("neg", body.t, body.op("log", body.t, left))
+        waited = body.op("maximum", body.t, waited, body.const(2.0**-25, body.t))
+        return body.op("mul", body.t, waited, body.const(1 / rate, body.t))
+
+    return _filled(lowering, node, "uniform", formula)
+
+
+@handles("randint")
+def _randint(
+    lowering: Lowering, node: fx.Node, first: Any, second: Any, *rest: Any, **_: Any
+) -> Value:
+    low, high = (first, second) if rest else (0, first)
+    return _integers(lowering, node, low, high)
+
+
+@handles("randint_like")
+def _randint_like(
+    lowering: Lowering, node: fx.Node, _: Any, first: Any, *rest: Any, **__: Any
+) -> Value:
+    low, high = (first, rest[0]) if rest else (0, first)
+    return _integers(lowering, node, low, high)
+
+
+def _integers(lowering: Lowering, node: fx.Node, low: Any, high: Any) -> Value:
+    if type(low) is not int or type(high) is not int:
+        raise CannotLower("random integers up to a number that is not known")
+    meta = node.meta["val"]
+    body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
+    value = _draw(lowering, node, body, "integers", low=low, count=high - low)
+    out = lowering.fresh(node.name, meta)
+    return lowering.nest(body, out, body.cast(value, body.t), node.name)
+
+
 @handles("bernoulli")
 def _bernoulli(lowering: Lowering, node: fx.Node, x: Any, p: Any = None, **_: Any) -> Value:
     meta = node.meta["val"]
     body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
-    chance = body.take(x, "f32") if p is None else body.const(p, "f32")
-    hit = body.op("lt", "bool", _draw(lowering, node, body), chance)
+    drawn = _draw(lowering, node, body)
+    hit = body.op("lt", "bool", drawn, body.take(x if p is None else p, "f32"))
     out = lowering.fresh(node.name, meta)
     return lowering.nest(body, out, body.cast(hit, body.t), node.name)
 
