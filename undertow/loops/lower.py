@@ -74,6 +74,7 @@ def lower_graph(gm: fx.GraphModule) -> Lowered:
     """Lower every call of a graph whose nodes carry `meta["val"]`."""
     from undertow.loops import (  # noqa: F401 (for HANDLERS)
         movement,
+        pooling,
         random,
         reductions,
         scans,
