@@ -29,6 +29,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shrinking": lambda x: functional.softshrink(x) + functional.hardshrink(x) * 2,
     "norms of a list": lambda x: torch.stack(torch._foreach_norm([x, x[1:] * 2], 2)) * x.sum(),
     "a list, elementwise": lambda x: torch.stack(torch._foreach_tanh(torch._foreach_sin([x, x]))),
+    "padding by the edges": lambda x: functional.pad(x[None], (3, 0, 1, 2), mode="replicate").sin(),
     "thresholds": lambda x: functional.threshold(x, 0.1, 3.0).sin(),
 }
 

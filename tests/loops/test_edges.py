@@ -144,3 +144,25 @@ def test_extremes_of_truth_values() -> None:
 def test_thresholds_of_integers() -> None:
     for dtype in (torch.int32, torch.int64):
         check([lambda x: functional.threshold(x, 2, 3)], integers(dtype))
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_common_divisors_and_multiples_are_those_of_eager(kind: torch.dtype) -> None:
+    x = torch.tensor([0, 1, -1, 6, -6, 12, -18, 7, 90, 100, 35, 127]).to(kind)
+    function = lambda x: [torch.gcd(x[:, None], x), torch.lcm(x[:, None], x)]  # noqa: E731
+    compiled = compile_function(function, x)
+    assert not compiled.fallbacks
+    assert all(map(torch.equal, compiled(x), function(x)))
+
+
+def test_next_numbers_and_angles_are_those_of_eager() -> None:
+    edges = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3.4e38, -2.5]
+    x = torch.tensor(edges)
+    function = lambda x: [torch.nextafter(x[:, None], x), x.angle(), x.double().angle()]  # noqa: E731
+    compiled = compile_function(function, x)
+    assert not compiled.fallbacks
+    for got, want in zip(compiled(x), function(x), strict=True):
+        bits = torch.int64 if want.dtype is torch.float64 else torch.int32
+        number = ~want.isnan()
+        assert torch.equal(got.isnan(), ~number)
+        assert torch.equal(got[number].view(bits), want[number].view(bits))

@@ -23,7 +23,9 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _BITS = {"and": "&", "or": "|", "xor": "^"}
 _CALLS = {"maximum": "u_max", "minimum": "u_min"}
-_INTEGER_CALLS = frozenset(("floordiv", "remainder", "fmod", "lshift", "rshift", "pow"))
+_INTEGER_CALLS = frozenset(
+    ("floordiv", "remainder", "fmod", "lshift", "rshift", "pow", "gcd", "lcm")
+)
 
 
 def literal(number: float | int | bool, dtype: str) -> str:

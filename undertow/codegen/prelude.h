@@ -305,6 +305,8 @@ INLINE f32 u_atan2(f32 x, f32 y) { return __builtin_atan2f(x, y); }
 INLINE f64 u_atan2(f64 x, f64 y) { return __builtin_atan2(x, y); }
 INLINE f32 u_hypot(f32 x, f32 y) { return __builtin_hypotf(x, y); }
 INLINE f64 u_hypot(f64 x, f64 y) { return __builtin_hypot(x, y); }
+INLINE f32 u_nextafter(f32 x, f32 y) { return __builtin_nextafterf(x, y); }
+INLINE f64 u_nextafter(f64 x, f64 y) { return __builtin_nextafter(x, y); }
 INLINE f32 u_fmod(f32 x, f32 y) { return __builtin_fmodf(x, y); }
 INLINE f64 u_fmod(f64 x, f64 y) { return __builtin_fmod(x, y); }
 
@@ -357,6 +359,18 @@ template <class T> INLINE T i_pow(T a, T b) {
   u64 found = 1, square = (u64)a;
   for (u64 n = (u64)b; n; n >>= 1) { found = n & 1 ? found * square : found; square *= square; }
   return (T)found;
+}
+template <class T> INLINE T i_gcd(T a, T b) {
+  T x = (T)(a < (T)0 ? 0 - (u64)a : (u64)a), y = (T)(b < (T)0 ? 0 - (u64)b : (u64)b);
+  while (x) { T z = x; x = i_fmod(y, x); y = z; }
+  return y;
+}
+template <class T> INLINE T i_lcm(T a, T b) {
+  T g = i_gcd(a, b);
+  u64 m = g ? (u64)i_div(a, g) * (u64)b : 0;
+  // C++ has the product of short integers in 32 bits, and eager takes its sign there
+  bool is_less = sizeof(T) < 4 ? (i32)m < 0 : (T)m < (T)0;
+  return (T)(is_less ? 0 - m : m);
 }
 
 // Philox 4x32-10 (Salmon et al., 2011): random bits as a function of a key and a counter.

@@ -1,6 +1,6 @@
 """Which ATen operators are taken apart before lowering, so that loops see a small core set.
 
-The formulas are those that PyTorch registers, but for norms of lists; the choice is ours.
+The formulas are those that PyTorch registers, but for a few of our own; the choice is ours.
 Attention, convolution, matrix products and dropout stay whole: they are extern calls (and PyTorch's
 decomposition of CPU flash attention does not fit its own backward).
 """
@@ -53,9 +53,34 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         for op, function in registered_decompositions().items()
         if str(op).partition(".")[2].partition(".")[0] in NAMES
     }
-    return {**chosen, torch.ops.aten._foreach_norm.Scalar: _norms}
+    aten = torch.ops.aten
+    chosen[aten._foreach_norm.Scalar] = _norms
+    for op in (
+        aten.replication_pad1d_backward,
+        aten.replication_pad2d_backward,
+        aten.replication_pad3d_backward,
+    ):
+        chosen[op.default] = _replicated
+    return chosen
 
 
 def _norms(tensors: Any, ord: Any = 2, dtype: Any = None) -> list[torch.Tensor]:
     """Of a list: what clipping gradients starts with."""
     return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors]
+
+
+def _replicated(grad: torch.Tensor, x: torch.Tensor, padding: Any) -> Any:
+    """The gradient of padding with the numbers at the edges: they get those of their copies."""
+    if any(not isinstance(count, int) or count < 0 for count in padding):
+        return NotImplemented
+    for k in range(len(padding) // 2):
+        dim, before, after = x.dim() - 1 - k, padding[2 * k], padding[2 * k + 1]
+        size = x.shape[dim]
+        if size == 1:
+            grad = grad.sum(dim, keepdim=True)
+            continue
+        first = grad.narrow(dim, 0, before + 1).sum(dim, keepdim=True)
+        middle = grad.narrow(dim, before + 1, size - 2)
+        last = grad.narrow(dim, before + size - 1, after + 1).sum(dim, keepdim=True)
+        grad = torch.cat([first, middle, last] if size > 2 else [first, last], dim)
+    return grad

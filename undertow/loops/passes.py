@@ -19,7 +19,7 @@ _WEIGHTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4, "load": 1, "gather
 _DEAR = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
     "atanh erf erfc sigmoid lgamma pow atan2 hypot fmod remainder floordiv bound within divisor "
-    "uniform normal uniform64 normal64 integers scan"
+    "uniform normal uniform64 normal64 integers scan gcd lcm nextafter"
 )
 _DEAR_OPS = frozenset(_DEAR.split())
 

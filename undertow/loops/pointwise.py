@@ -190,6 +190,31 @@ def _fmod(b: Body, x: Any, y: Any) -> int:
     return b.op("fmod", b.t, _met(b, x), divisor)
 
 
+@rule("gcd")
+def _gcd(b: Body, x: Any, y: Any) -> int:
+    return b.op("gcd", b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("lcm")
+def _lcm(b: Body, x: Any, y: Any) -> int:
+    return b.op("lcm", b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("nextafter")
+def _nextafter(b: Body, x: Any, y: Any) -> int:
+    if b.out in HALVES:
+        raise CannotLower("the next number of 16 bits")
+    return b.op("nextafter", b.t, b.take(x, b.t), b.take(y, b.t))
+
+
+@rule("angle")
+def _angle(b: Body, x: Any) -> int:
+    found, zero = b.take(x, b.t), b.const(0, b.t)
+    kept = b.op("where", b.t, b.op("ne", "bool", found, found), found, zero)
+    is_less = b.op("lt", "bool", found, zero)
+    return b.op("where", b.t, is_less, b.const(math.pi, b.t), kept)
+
+
 @rule("neg")
 def _neg(b: Body, x: Any) -> int:
     return b.op("neg", b.t, b.take(x, b.t))
