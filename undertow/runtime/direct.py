@@ -1,15 +1,19 @@
-"""Gathers on gloo from rank to rank, each part sent from where it is to where it belongs.
+"""Gathers and exchanges on gloo from rank to rank, each part sent from where it is to where it
+belongs.
 
 Gloo's own all-gather copies what it is given together, hands it round, and copies all of it out
-again, on cores that compute needs. Here the parts of others are received in their place in the
-result, by exchanges in which a rank sends to one other: as many as there are other ranks. Results
-are the same, ranks issue the same collectives in the same order, and a rank that is gone ends the
-others' waits as ever.
+again, on cores that compute needs. Its all-to-all sends before it says that it can receive, on the
+one connection that two ranks have: that message waits behind the data, and for large parts the two
+take turns, in twice the time. Here the parts of others are received in their place in the result,
+and asked for before anything is sent. Results are the same, ranks issue the same collectives in the
+same order, and a rank that is gone ends the others' waits as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -19,20 +23,56 @@ from undertow.capture import torch_api
 from undertow.cost.gloo import DIRECT_RANKS
 
 _ops = torch_api.collectives
+_TAG = 0x75746F77  # of all our messages: those between two ranks arrive as they were issued
+
+Parts = Iterable[tuple[int, Tensor]]
+"""The other rank, and the bytes to send to it or the place for those that it sends."""
 
 
 class Exchanges:
-    """The exchanges of one gather as one work."""
+    """The messages of one gather or exchange as one work, whose end a thread sees: these works do
+    not tell whether they are done until somebody has waited, and nobody may wait twice."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self._works = works
+        self._done = threading.Event()
+        self._error: Exception | None = None
+        _watch(self)
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        return self._done.is_set()
 
     def wait(self) -> None:
-        for work in self._works:
-            work.wait()
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> None:
+        """Wait for all messages; the watching thread alone does this."""
+        try:
+            for work in self._works:
+                work.wait()
+        except Exception as error:  # noqa: BLE001  told to who waits
+            self._error = error
+        finally:
+            self._done.set()
+
+
+_issued: SimpleQueue[Exchanges] = SimpleQueue()
+_watchers: list[threading.Thread] = []
+
+
+def _watch(exchanges: Exchanges) -> None:
+    """Have a thread wait for exchanges in the order in which they are issued, and so end."""
+    _issued.put(exchanges)
+    if not _watchers or not _watchers[0].is_alive():  # so after a fork
+        _watchers[:] = [threading.Thread(target=_finish_issued, name="exchanges", daemon=True)]
+        _watchers[0].start()
+
+
+def _finish_issued() -> None:
+    while True:
+        _issued.get().finish()
 
 
 def begin_gather(x: Tensor, size: int, group: Any) -> tuple[Tensor, list[Any]]:
@@ -40,21 +80,52 @@ def begin_gather(x: Tensor, size: int, group: Any) -> tuple[Tensor, list[Any]]:
     rank = group.rank()
     x = x.contiguous()
     out = x.new_empty((x.shape[0] * size, *x.shape[1:]))
-    sent = x.view(-1).view(torch.uint8)
-    parts = out.view(size, -1).view(torch.uint8)  # bytes: gloo does not exchange all dtypes
-    works = []
-    for step in range(1, size if sent.numel() else 1):
-        to, of = [0] * size, [0] * size
-        source = (rank - step) % size
-        to[(rank + step) % size] = of[source] = sent.numel()
-        works.append(group.alltoall_base(parts[source], sent, of, to))
+    parts = out.view(size, -1).view(torch.uint8)  # bytes: gloo does not send all dtypes
+    mine = x.view(-1).view(torch.uint8)
+    others = [(rank + step) % size for step in range(1, size)]
+    works = _begin(group, [(k, parts[k]) for k in others], [(k, mine) for k in others])
     out[rank * x.shape[0] : (rank + 1) * x.shape[0]].copy_(x)  # while they are on their way
     return out, works
 
 
+def begin_exchange(
+    x: Tensor, received: Sequence[int], sent: Sequence[int], group: Any
+) -> tuple[Tensor, list[Any]]:
+    """Start sending so many rows of `x` to each rank, and receiving so many from each; the result,
+    and the works to wait for before it is read."""
+    rank, size = group.rank(), len(sent)
+    x = x.contiguous()
+    out = x.new_empty((sum(received), *x.shape[1:]))
+    places, parts = torch.split(out, list(received)), torch.split(x, list(sent))
+    others = [(rank + step) % size for step in range(1, size)]
+    works = _begin(group, [(k, _bytes(places[k])) for k in others],
+                   [(k, _bytes(parts[k])) for k in others])  # fmt: skip
+    places[rank].copy_(parts[rank])
+    return out, works
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    return rows.view(-1).view(torch.uint8)
+
+
+def _begin(group: Any, received: Parts, sent: Parts) -> list[Any]:
+    """Ask for all parts, then send; those without bytes are left out, on both sides."""
+    works = [group.recv([place], rank, _TAG) for rank, place in received if place.numel()]
+    works += [group.send([part], rank, _TAG) for rank, part in sent if part.numel()]
+    return works
+
+
 def all_gather_into_tensor(x: Tensor, size: int, name: str) -> Tensor:
     """What the functional collective of that name gives; `wait_tensor` waits for it."""
-    out, works = begin_gather(x, size, torch_api.process_group(name))
+    return _registered(*begin_gather(x, size, torch_api.process_group(name)))
+
+
+def all_to_all_single(x: Tensor, received: list[int], sent: list[int], name: str) -> Tensor:
+    """What the functional collective of that name gives; `wait_tensor` waits for it."""
+    return _registered(*begin_exchange(x, received, sent, torch_api.process_group(name)))
+
+
+def _registered(out: Tensor, works: Sequence[Any]) -> Tensor:
     for work in works:
         torch_api.register_work(out, work)
     return out
@@ -68,6 +139,7 @@ def all_gather_into_tensor_coalesced(xs: Sequence[Tensor], size: int, name: str)
 _STAND_INS: dict[Any, Callable[..., Any]] = {
     _ops.all_gather_into_tensor.default: all_gather_into_tensor,
     _ops.all_gather_into_tensor_coalesced.default: all_gather_into_tensor_coalesced,
+    _ops.all_to_all_single.default: all_to_all_single,
 }
 
 
@@ -76,10 +148,10 @@ def stand_in(node: fx.Node) -> Callable[..., Any] | None:
     function = _STAND_INS.get(node.target)
     if function is None or not isinstance(node.args[-1], str):
         return None
-    return function if gathers_directly(node.args[-1]) else None
+    return function if is_direct(node.args[-1]) else None
 
 
-def gathers_directly(group: str) -> bool:
-    """Whether gathers of a group go from rank to rank: few ranks, on gloo."""
+def is_direct(group: str) -> bool:
+    """Whether gathers and exchanges of a group go from rank to rank: few ranks, on gloo."""
     few = 1 < len(torch_api.ranks_of_group(group)) <= DIRECT_RANKS
     return few and torch_api.backend_of_group(group) == "gloo"

@@ -91,6 +91,11 @@ def _direct_gathers(xs: list[Tensor], size: int, name: Any) -> Issued:
     return [out for out, _ in begun], direct.Exchanges(works)
 
 
+def _direct_exchange(x: Tensor, received: list[int], sent: list[int], name: Any) -> Issued:
+    out, works = direct.begin_exchange(x, received, sent, _group(name))
+    return out, direct.Exchanges(works)
+
+
 _STARTERS: dict[Any, Callable[..., Issued]] = {
     _ops.all_gather_into_tensor: _all_gather,
     _ops.reduce_scatter_tensor: _reduce_scatter,
@@ -102,6 +107,7 @@ _STARTERS: dict[Any, Callable[..., Issued]] = {
     _ops.all_reduce_coalesced: _all_reduces,
     direct.all_gather_into_tensor: _direct_gather,
     direct.all_gather_into_tensor_coalesced: _direct_gathers,
+    direct.all_to_all_single: _direct_exchange,
 }
 
 

@@ -17,7 +17,7 @@ from undertow.capture import torch_api
 from undertow.cost.tables import Curve
 from undertow.program import Program
 from undertow.program.model import Collective, CollectiveKind
-from undertow.runtime.direct import all_gather_into_tensor, gathers_directly
+from undertow.runtime import direct
 
 _REPEATS = 3
 _SIZES = 5  # of each kind, from the smallest to what merging may make
@@ -71,9 +71,8 @@ def time_collective(line: Line, nbytes: int, device: torch.device) -> int:
     unit = torch.empty((), dtype=dtype).element_size() * size
     count = max(nbytes // unit, 1) * size  # a whole part for each rank
     x = torch.zeros(count, dtype=dtype, device=device)
-    call = _CALLS[line.kind]
-    if line.kind is CollectiveKind.ALL_GATHER and gathers_directly(line.group):
-        call = all_gather_into_tensor
+    calls = _DIRECT_CALLS if direct.is_direct(line.group) else _CALLS
+    call = calls[line.kind]
     taken = []
     for repeat in range(_REPEATS + 1):
         dist.barrier(group)
@@ -91,6 +90,15 @@ _CALLS: dict[CollectiveKind, Callable[..., torch.Tensor]] = {
     CollectiveKind.REDUCE_SCATTER: lambda x, n, g: _ops.reduce_scatter_tensor(x, "sum", n, g),
     CollectiveKind.ALL_REDUCE: lambda x, n, g: _ops.all_reduce(x, "sum", g),
     CollectiveKind.ALL_TO_ALL: lambda x, n, g: _ops.all_to_all_single(
+        x, [x.shape[0] // n] * n, [x.shape[0] // n] * n, g
+    ),
+}
+
+
+_DIRECT_CALLS: dict[CollectiveKind, Callable[..., torch.Tensor]] = {
+    **_CALLS,
+    CollectiveKind.ALL_GATHER: direct.all_gather_into_tensor,
+    CollectiveKind.ALL_TO_ALL: lambda x, n, g: direct.all_to_all_single(
         x, [x.shape[0] // n] * n, [x.shape[0] // n] * n, g
     ),
 }
