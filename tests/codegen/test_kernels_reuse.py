@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
 
 from tests.loops.compiling import COMPILED, backend, same
 from undertow.codegen.kernels_runtime import ArenaPool, Workspaces, is_sole, take_over
@@ -134,7 +135,17 @@ def test_a_backward_that_runs_twice_computes_the_same_twice() -> None:
     same(second, want, rtol=1e-4, atol=1e-4)
 
 
-def test_who_holds_a_tensor_is_seen() -> None:
+@pytest.mark.parametrize("evaluates_frames", [False, True])
+def test_who_holds_a_tensor_is_seen(evaluates_frames: bool) -> None:
+    """Also while Dynamo evaluates frames, which hold their arguments once more."""
+    before = set_eval_frame(False if evaluates_frames else None)
+    try:
+        _see_who_holds()
+    finally:
+        set_eval_frame(before)
+
+
+def _see_who_holds() -> None:
     tensor = torch.randn(4, 4)
     assert is_sole(tensor)
     other = tensor

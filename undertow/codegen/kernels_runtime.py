@@ -109,7 +109,7 @@ def take_over(
     """A tensor in the memory of one that nobody else holds; None if somebody does, or if it is a
     part of a larger storage, which would be kept."""
     storage = tensor.untyped_storage()
-    if getrefcount(tensor) > _ALONE or tensor_users(tensor) > 1 or storage_users(storage) > 2:
+    if getrefcount(tensor) > _alone() or tensor_users(tensor) > 1 or storage_users(storage) > 2:
         return None
     if storage.nbytes() > span_of(tuple(tensor.shape), tensor.stride()) * tensor.element_size():
         return None
@@ -118,7 +118,7 @@ def take_over(
 
 def is_sole(tensor: torch.Tensor) -> bool:
     """Whether nobody but a variable of the caller's holds this tensor, or its memory."""
-    if getrefcount(tensor) > _ALONE or tensor_users(tensor) > 1:
+    if getrefcount(tensor) > _alone() or tensor_users(tensor) > 1:
         return False
     return storage_users(tensor.untyped_storage()) == 2
 
@@ -129,12 +129,10 @@ def _references(thing: object) -> int:
 
 def _alone() -> int:
     """The references to a thing that a variable of a caller's holds and nobody else, as functions
-    with one argument see them: interpreters count differently."""
+    with one argument see them. Interpreters count differently, and one more while Dynamo evaluates
+    frames, or after a thread has ended in which it did."""
     thing = object()
     return _references(thing)
-
-
-_ALONE = _alone()
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
