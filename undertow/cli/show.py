@@ -20,7 +20,7 @@ from undertow.cli.kernels import (
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.errors import FileError
-from undertow.program.serialize import write_whole
+from undertow.program.serialize import load_text, write_whole
 from undertow.report.text import table
 
 if TYPE_CHECKING:
@@ -109,11 +109,7 @@ def _kernels_of(module: Path) -> Path:
 
 
 def _headed(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read {path}: {error}") from error
-    return f"{'#' if path.suffix == '.py' else '//'} {path}\n{text}"
+    return f"{'#' if path.suffix == '.py' else '//'} {path}\n{load_text(path)}"
 
 
 def _tables(

@@ -24,7 +24,7 @@ from undertow.program import (
     simulate,
     verify,
 )
-from undertow.program.serialize import load_json, write_whole
+from undertow.program.serialize import load_json, load_text, write_whole
 from undertow.report.summary import Summary, summarise
 from undertow.report.svg import timeline_to_svg
 from undertow.report.trace import timeline_to_trace
@@ -93,11 +93,7 @@ def read_program(path: Path) -> Program:
     if path.suffix != ".txt":
         return load_program(path)
     try:
-        return parse_program(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise FileError(f"{path} is not text: {error}") from error
+        return parse_program(load_text(path))
     except ProgramError as error:
         raise FileError(f"{path}: {error}") from error
 

@@ -91,14 +91,16 @@ class KernelReport:
         if name in self.nodes:
             return [name]
         wanted = {name, f"_{name}", f"native_{name}"}
+        in_steps = {node for step in self.steps for node in step.nodes}
         calls: list[str] = []  # the last node of each that is in a step
         is_new = True
         for node, operator in zip(self.nodes, self.operators, strict=False):
             if operator not in wanted:
                 is_new = True
-            elif self.step_of(node) is not None:
-                calls = [*(calls if is_new else calls[:-1]), node]
-                is_new = False
+            elif node in in_steps:
+                if is_new:
+                    calls.append(node)
+                calls[-1], is_new = node, False
         return calls
 
     def step_of(self, node: str) -> Step | None:

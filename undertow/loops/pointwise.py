@@ -107,6 +107,15 @@ for _name in ("atan2", "hypot", "copysign"):
 
     POINTWISE[_name] = _float_binary
 
+for _name in ("gcd", "lcm", "nextafter"):
+
+    def _binary(b: Body, x: Any, y: Any, *, _op: str = _name) -> int:
+        if b.out in HALVES:
+            raise CannotLower("the next number of 16 bits")
+        return b.op(_op, b.t, b.take(x, b.t), b.take(y, b.t))
+
+    POINTWISE[_name] = _binary
+
 
 def _met(b: Body, x: Any) -> int:
     """An operand in the type of the result, numbers too. Eager's sums and powers of 16 bits round
@@ -188,23 +197,6 @@ def _remainder(b: Body, x: Any, y: Any) -> int:
 def _fmod(b: Body, x: Any, y: Any) -> int:
     divisor = _met(b, y) if is_float(b.t) else _divisor(b, y)
     return b.op("fmod", b.t, _met(b, x), divisor)
-
-
-@rule("gcd")
-def _gcd(b: Body, x: Any, y: Any) -> int:
-    return b.op("gcd", b.t, b.take(x, b.t), b.take(y, b.t))
-
-
-@rule("lcm")
-def _lcm(b: Body, x: Any, y: Any) -> int:
-    return b.op("lcm", b.t, b.take(x, b.t), b.take(y, b.t))
-
-
-@rule("nextafter")
-def _nextafter(b: Body, x: Any, y: Any) -> int:
-    if b.out in HALVES:
-        raise CannotLower("the next number of 16 bits")
-    return b.op("nextafter", b.t, b.take(x, b.t), b.take(y, b.t))
 
 
 @rule("angle")

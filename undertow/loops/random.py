@@ -62,7 +62,7 @@ def _fake_seed(graph: fx.Graph) -> torch.Tensor:
         return torch.empty(1, dtype=torch.int64)
 
 
-def _draw(lowering: Lowering, node: fx.Node, body: Body, op: str = "uniform", **more: int) -> int:
+def _draw(lowering: Lowering, node: fx.Node, body: Body, op: str = "uniform", *more: int) -> int:
     """A number for each place of the body: in [0, 1), of the normal distribution, or whole."""
     if OWN not in node.meta:
         raise CannotLower("random numbers, which are drawn as eager draws them")
@@ -71,7 +71,7 @@ def _draw(lowering: Lowering, node: fx.Node, body: Body, op: str = "uniform", **
     still = (0,) * len(body.sizes)
     key = body.emit(Instr("load", "i64", (), view.buffer, still, 0))
     place = body.emit(Instr("index", "i64", (), None, contiguous(body.sizes), 0))
-    given = [body.const(value, "i64") for value in (number, *more.values())]
+    given = [body.const(value, "i64") for value in (number, *more)]
     return body.op(op, _TYPES.get(op, "f32"), key, place, *given)
 
 
@@ -100,7 +100,11 @@ def _filled(lowering: Lowering, node: fx.Node, op: str, formula: Formula | None 
     value = _real(lowering, node, body, op)
     if formula is not None:
         value = formula(body, value)
-    out = lowering.fresh(node.name, meta)
+    return _stored(lowering, node, body, value)
+
+
+def _stored(lowering: Lowering, node: fx.Node, body: Body, value: int) -> Value:
+    out = lowering.fresh(node.name, node.meta["val"])
     return lowering.nest(body, out, body.cast(value, body.t), node.name)
 
 
@@ -183,9 +187,8 @@ def _integers(lowering: Lowering, node: fx.Node, low: Any, high: Any) -> Value:
         raise CannotLower("random integers up to a number that is not known")
     meta = node.meta["val"]
     body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
-    value = _draw(lowering, node, body, "integers", low=low, count=high - low)
-    out = lowering.fresh(node.name, meta)
-    return lowering.nest(body, out, body.cast(value, body.t), node.name)
+    value = _draw(lowering, node, body, "integers", low, high - low)
+    return _stored(lowering, node, body, value)
 
 
 @handles("bernoulli")
@@ -194,8 +197,7 @@ def _bernoulli(lowering: Lowering, node: fx.Node, x: Any, p: Any = None, **_: An
     body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
     drawn = _draw(lowering, node, body)
     hit = body.op("lt", "bool", drawn, body.take(x if p is None else p, "f32"))
-    out = lowering.fresh(node.name, meta)
-    return lowering.nest(body, out, body.cast(hit, body.t), node.name)
+    return _stored(lowering, node, body, hit)
 
 
 @handles("native_dropout")

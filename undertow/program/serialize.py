@@ -252,6 +252,16 @@ def _column(data: Json, name: str, count: int) -> IntArray:
 # -- Files -------------------------------------------------------------------------------------
 
 
+def load_text(path: str | Path) -> str:
+    """The text in a file; FileError says what is wrong with it."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not text: {error}") from error
+
+
 def load_json(path: str | Path) -> Any:
     """The JSON in a file; FileError says what is wrong with it."""
     try:

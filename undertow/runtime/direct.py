@@ -12,7 +12,7 @@ same order, and a rank that is gone ends the others' waits as ever.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,9 +24,6 @@ from undertow.cost.gloo import DIRECT_RANKS
 
 _ops = torch_api.collectives
 _TAG = 0x75746F77  # of all our messages: those between two ranks arrive as they were issued
-
-Parts = Iterable[tuple[int, Tensor]]
-"""The other rank, and the bytes to send to it or the place for those that it sends."""
 
 
 class Exchanges:
@@ -77,15 +74,7 @@ def _finish_issued() -> None:
 
 def begin_gather(x: Tensor, size: int, group: Any) -> tuple[Tensor, list[Any]]:
     """Start gathering `x`; the result, and the works to wait for before it is read."""
-    rank = group.rank()
-    x = x.contiguous()
-    out = x.new_empty((x.shape[0] * size, *x.shape[1:]))
-    parts = out.view(size, -1).view(torch.uint8)  # bytes: gloo does not send all dtypes
-    mine = x.view(-1).view(torch.uint8)
-    others = [(rank + step) % size for step in range(1, size)]
-    works = _begin(group, [(k, parts[k]) for k in others], [(k, mine) for k in others])
-    out[rank * x.shape[0] : (rank + 1) * x.shape[0]].copy_(x)  # while they are on their way
-    return out, works
+    return _begin([x.contiguous()] * size, [x.shape[0]] * size, group)
 
 
 def begin_exchange(
@@ -93,26 +82,26 @@ def begin_exchange(
 ) -> tuple[Tensor, list[Any]]:
     """Start sending so many rows of `x` to each rank, and receiving so many from each; the result,
     and the works to wait for before it is read."""
-    rank, size = group.rank(), len(sent)
-    x = x.contiguous()
-    out = x.new_empty((sum(received), *x.shape[1:]))
-    places, parts = torch.split(out, list(received)), torch.split(x, list(sent))
+    return _begin(torch.split(x.contiguous(), list(sent)), received, group)
+
+
+def _begin(
+    parts: Sequence[Tensor], received: Sequence[int], group: Any
+) -> tuple[Tensor, list[Any]]:
+    """Ask every other rank for its rows, then send each its part; those without bytes are left
+    out, on both sides."""
+    rank, size = group.rank(), len(parts)
+    out = parts[rank].new_empty((sum(received), *parts[rank].shape[1:]))
+    places = torch.split(out, list(received))
     others = [(rank + step) % size for step in range(1, size)]
-    works = _begin(group, [(k, _bytes(places[k])) for k in others],
-                   [(k, _bytes(parts[k])) for k in others])  # fmt: skip
-    places[rank].copy_(parts[rank])
+    works = [group.recv([_bytes(places[k])], k, _TAG) for k in others if places[k].numel()]
+    works += [group.send([_bytes(parts[k])], k, _TAG) for k in others if parts[k].numel()]
+    places[rank].copy_(parts[rank])  # while they are on their way
     return out, works
 
 
 def _bytes(rows: Tensor) -> Tensor:
-    return rows.view(-1).view(torch.uint8)
-
-
-def _begin(group: Any, received: Parts, sent: Parts) -> list[Any]:
-    """Ask for all parts, then send; those without bytes are left out, on both sides."""
-    works = [group.recv([place], rank, _TAG) for rank, place in received if place.numel()]
-    works += [group.send([part], rank, _TAG) for rank, part in sent if part.numel()]
-    return works
+    return rows.view(-1).view(torch.uint8)  # gloo does not send all dtypes
 
 
 def all_gather_into_tensor(x: Tensor, size: int, name: str) -> Tensor:

@@ -85,22 +85,21 @@ def time_collective(line: Line, nbytes: int, device: torch.device) -> int:
     return int(statistics.median_low(taken))
 
 
+def _evenly(exchange: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """An exchange of as many rows with each of n ranks."""
+    return lambda x, n, g: exchange(x, [x.shape[0] // n] * n, [x.shape[0] // n] * n, g)
+
+
 _CALLS: dict[CollectiveKind, Callable[..., torch.Tensor]] = {
     CollectiveKind.ALL_GATHER: lambda x, n, g: _ops.all_gather_into_tensor(x, n, g),
     CollectiveKind.REDUCE_SCATTER: lambda x, n, g: _ops.reduce_scatter_tensor(x, "sum", n, g),
     CollectiveKind.ALL_REDUCE: lambda x, n, g: _ops.all_reduce(x, "sum", g),
-    CollectiveKind.ALL_TO_ALL: lambda x, n, g: _ops.all_to_all_single(
-        x, [x.shape[0] // n] * n, [x.shape[0] // n] * n, g
-    ),
+    CollectiveKind.ALL_TO_ALL: _evenly(_ops.all_to_all_single),
 }
-
-
 _DIRECT_CALLS: dict[CollectiveKind, Callable[..., torch.Tensor]] = {
     **_CALLS,
     CollectiveKind.ALL_GATHER: direct.all_gather_into_tensor,
-    CollectiveKind.ALL_TO_ALL: lambda x, n, g: direct.all_to_all_single(
-        x, [x.shape[0] // n] * n, [x.shape[0] // n] * n, g
-    ),
+    CollectiveKind.ALL_TO_ALL: _evenly(direct.all_to_all_single),
 }
 
 
