@@ -128,7 +128,7 @@ def test_graph_breaks_make_several_graphs() -> None:
     assert counts["graphs"] - before == 8  # two graphs, forward and backward, both ways
 
 
-@pytest.mark.parametrize("codegen", ["native", "aten"])
+@pytest.mark.parametrize("codegen", ["native", "aten", "inductor"])
 def test_mutated_inputs_and_views_of_inputs_are_as_in_eager(codegen: str) -> None:
     def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         y.add_(x)
@@ -144,7 +144,7 @@ def test_mutated_inputs_and_views_of_inputs_are_as_in_eager(codegen: str) -> Non
     assert found[0].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("codegen", ["native", "aten"])
+@pytest.mark.parametrize("codegen", ["native", "aten", "inductor"])
 def test_random_operators_keep_their_stream(codegen: str) -> None:
     def step(x: Tensor) -> Tensor:
         return x * torch.rand(5) + torch.randn_like(x).cumsum(0)

@@ -93,7 +93,7 @@ def test_kernels_that_are_timed_as_a_whole_scale_what_was_timed_task_by_task() -
     own = np.array([1000, 0, 0, 3000])
     run = Sample(own, np.array([9000]), np.array([True]), [1], 13_000)
     assert Seen(program(), [run]).costs() == ({"mm": 1000, "use": 3000}, {1: 9000})
-    scaled_down, wires = Seen(program(), [run], [11_000, 11_000, 90_000], is_native=True).costs()
+    scaled_down, wires = Seen(program(), [run], [11_000, 11_000, 90_000], is_fused=True).costs()
     assert scaled_down == pytest.approx({"mm": 500, "use": 1500}, rel=0.01)
     assert wires == {1: 9000}
 

@@ -118,6 +118,8 @@ def through_inductor(asked: tuple[Case, Path]) -> int:
     assert parallelized(case, codegen="inductor", plan=plans) == found
     with pytest.raises(Exception, match="has no plan for"):
         parallelized(replace(case, parallel="ddp"), codegen="inductor", plan=plans)
+    assert counts["inductor regions"] > 0
+    assert not counts["inductor fallback"]
     return found
 
 

@@ -45,10 +45,6 @@ def undertow(
     chosen = settled(parse_options(options, mode), example_inputs)
     tell_what_is_outside()
     compilation = _Compilation(chosen)
-    if chosen.codegen == "inductor":
-        from undertow.backend.through_inductor import compile_through_inductor
-
-        return compile_through_inductor(gm, example_inputs, compilation.label, chosen)
     return compilation.compile(gm, example_inputs)
 
 
@@ -76,7 +72,6 @@ class _Compilation:
         self.options = options
         self.label = f"graph{next(_numbers)}"
         self.split = Split()
-        self.is_native = options.codegen == "native"
 
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         backend = torch_api.aot_backend(
@@ -85,13 +80,30 @@ class _Compilation:
             inference_compiler=self._inference,
             partition_fn=self._partition,
             keep_inference_input_mutations=True,
-            decompositions=decompositions() if self.is_native else None,
+            decompositions=self._decompositions(),
         )
         compiled: Callable[..., Any] = backend(gm, inputs)
         return compiled
 
+    def _decompositions(self) -> dict[Any, Any] | None:
+        """What is taken apart for who makes the kernels."""
+        if self.options.codegen == "inductor":
+            from undertow.graph import inductor_bridge  # Inductor takes seconds to load
+
+            return inductor_bridge.decompositions()
+        return decompositions() if self.options.codegen == "native" else None
+
+    def _simplified(self, gm: fx.GraphModule) -> fx.GraphModule:
+        if self.options.codegen != "inductor":
+            return gm
+        from undertow.graph import inductor_bridge
+
+        return inductor_bridge.simplify(gm)
+
     def _partition(self, joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
-        forward, backward, self.split = partition(joint, inputs, fuses=self.is_native, **settings)
+        joint = self._simplified(joint)
+        fuses = self.options.fuses
+        forward, backward, self.split = partition(joint, inputs, fuses=fuses, **settings)
         return forward, backward
 
     def _forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -107,4 +119,5 @@ class _Compilation:
         return compile_part(gm, part, self.options)
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        gm = self._simplified(gm)
         return compile_part(gm, Part(f"{self.label}.inference"), self.options)

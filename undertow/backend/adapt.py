@@ -14,14 +14,13 @@ from undertow.graph.exchange import scatter_by_exchange
 from undertow.graph.flat_gradients import flatten_gradients
 
 
-def adapt(graph: fx.Graph, options: BackendOptions, *, in_place: bool) -> int:
-    """Adapt `graph`; how many collectives have changed. `in_place`: it is run by modules of ours,
-    which take operators that write to what they are given, and gather from rank to rank. With
-    `merge=False` each stays on its own."""
+def adapt(graph: fx.Graph, options: BackendOptions) -> int:
+    """Adapt `graph`; how many collectives have changed. With `merge=False` each stays on its
+    own."""
     changed = scatter_by_exchange(graph)
     if options.merge is True:
-        changed += flatten_gradients(graph) if in_place else 0
-        changed += batch_collectives(graph, direct=in_place)
+        changed += flatten_gradients(graph)
+        changed += batch_collectives(graph, direct=True)
     if changed:
         graph.lint()
     return changed

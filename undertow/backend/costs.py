@@ -178,12 +178,12 @@ class Seen:
     program: Program
     runs: Sequence[Sample]
     whole: Sequence[int] = ()
-    is_native: bool = False  # the others ran kernels of our own, which tasks stand for
+    is_fused: bool = False  # the others ran kernels, which tasks stand for
 
     def costs(self) -> tuple[dict[str, int], dict[int, int]]:
         """Compute by name and collectives by start; compute at the scale of the kernels."""
         own, wires = own_ns(self.program, self.runs), wire_ns(self.runs)
-        if not self.is_native:
+        if not self.is_fused:
             return own, wires
         permille = _scale(_as_run(self.program, own, wires), _middle(self.whole), Kind.COMPUTE)
         return {name: ns * permille // 1000 for name, ns in own.items()}, wires
@@ -192,7 +192,7 @@ class Seen:
         """The program with what its tasks took; together they take what whole runs did. Medians of
         single collectives do not: in every run some other is held up."""
         program = _as_run(self.program, *self.costs())
-        if self.is_native:
+        if self.is_fused:
             return program
         totals = self.whole or [run.total for run in self.runs]
         permille = _scale(program, _middle(totals), Kind.START)

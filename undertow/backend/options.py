@@ -59,6 +59,11 @@ class BackendOptions:
     def is_measuring(self) -> bool:
         return self.cluster == MEASURE
 
+    @property
+    def fuses(self) -> bool:
+        """Whether calls of a graph become kernels, which cannot be told apart when they run."""
+        return self.codegen != "aten"
+
 
 def parse_options(given: Mapping[str, Any] | None, mode: str | None = None) -> BackendOptions:
     """Options from what was handed to `torch.compile`.

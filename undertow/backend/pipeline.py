@@ -60,7 +60,7 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     counts["graphs"] += 1
     clock = Clock()
     name_modules(gm.graph)
-    if adapt(gm.graph, options, in_place=True):
+    if adapt(gm.graph, options):
         gm.recompile()
     captured = _captured(gm, part)
     is_shared = isinstance(captured, Program) and bool(captured.starts)
@@ -195,6 +195,12 @@ def _module(scheduled: Scheduled, options: BackendOptions) -> tuple[Run, str]:
         leave_module(options.show, f"{label}.kernels", native.cpp, "cpp")
         leave_report(options.show, label, getattr(native.compiled, "report", None))
         return native.run, f'"""{heading}"""\n\n{native.python}'
+    if options.codegen == "inductor":
+        from undertow.backend.inductor import compile_inductor  # Inductor takes seconds to load
+
+        made = compile_inductor(scheduled.module, label, heading, notes(predicted))
+        leave_module(options.show, f"{label}.regions", made.regions)
+        return made.run, made.python
     written = write_module(scheduled.module, heading, notes(predicted))
     return load_module(written, label), written.source
 
@@ -234,7 +240,7 @@ def schedule(
     if not captured.starts:
         return Scheduled(part, gm, captured, captured)
     cluster = _cluster(gm.graph, options)
-    fuses = options.codegen == "native"
+    fuses = options.fuses
     limits = _limits(options.memory, part)
     own: tuple[Source, ...] = ()
     if measured is not None:
@@ -262,7 +268,9 @@ def schedule(
     if measured is not None:
         program = measured.applied(program)
     retimer = None
-    if fuses and options.plan is None:  # a Plan that is given is followed as it is
+    if (
+        options.codegen == "native" and options.plan is None
+    ):  # a Plan that is given is followed as it is
         retimer = Retimer(cluster, sources, limits, None if measured is None else measured.kernels)
     return Scheduled(part, gm, program, captured, simulate(program), plan, retimer)
 

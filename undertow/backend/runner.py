@@ -73,7 +73,7 @@ class Runner:
             unsettled.add(self._number)
         self._samples = max(options.measure_steps, 1)
         self._runs: list[Sample] = []
-        self._is_native = options.codegen == "native"
+        self._is_fused = options.fuses
         self._whole: list[int] = []  # what calls took that were timed as a whole
         self._is_new = False  # scheduled anew, and not yet measured as it runs now
         self._has_timeline = False
@@ -122,9 +122,9 @@ class Runner:
 
     @property
     def _is_timed_whole(self) -> bool:
-        """Kernels of our own cannot be told apart, and a prediction is for calls that nobody
+        """Kernels cannot be told apart, and a prediction is for calls that nobody
         measures: these are timed as a whole, in turns with calls that are task by task."""
-        return self._is_native or self._is_new
+        return self._is_fused or self._is_new
 
     def _sample(self, args: list[Any], device: torch.device) -> Any:
         """One call for the costs."""
@@ -163,12 +163,12 @@ class Runner:
             return
         program, label = self.scheduled.program, self.scheduled.part.label
         assert program is not None
-        if self._is_native:
+        if self._is_fused:
             say_once(
-                "measuring native",
-                'with codegen="native" tasks are timed as the ATen calls that its kernels stand '
-                "for; measured costs are scaled so that a graph takes what its kernels do, "
-                "measured timelines are not",
+                "measuring kernels",
+                f"with codegen={self._options.codegen!r} tasks are timed as the ATen calls that "
+                "its kernels stand for; measured costs are scaled so that a graph takes what its "
+                "kernels do, measured timelines are not",
             )
         if self.scheduled.predicted is not None:
             predicted_timelines[label] = self.scheduled.predicted
@@ -228,4 +228,4 @@ class Runner:
             give_back()
 
     def _seen(self, program: Program) -> Seen:
-        return Seen(program, self._runs, self._whole, self._is_native)
+        return Seen(program, self._runs, self._whole, self._is_fused)

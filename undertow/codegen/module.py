@@ -18,13 +18,14 @@ from torch import fx
 
 from undertow.capture import torch_api
 from undertow.codegen.lifetimes import frees
+from undertow.codegen.regions import Region
 from undertow.runtime.direct import stand_in
 
 _INDENT = "    "
 _WIDTH = 100
 _NAMESPACES = {"aten": "aten", "_c10d_functional": "c10d"}  # of torch.ops -> our name for it
 _RESERVED = frozenset(
-    {"aten", "args", "c10d", "direct", "mark", "operator", "run", "start", "torch", "wait"}
+    {"aten", "args", "boxed", "c10d", "direct", "mark", "operator", "run", "start", "torch", "wait"}
 )
 
 
@@ -108,6 +109,12 @@ class _Writer:
 
     def _call(self, node: fx.Node, freed: tuple[fx.Node, ...]) -> None:
         self._comment(node)
+        if isinstance(node.target, Region):  # it alone holds its inputs then, and frees them
+            self._emit(f"boxed = {self._text(node.args[0])}")
+            if freed:
+                self._emit("del " + ", ".join(map(_name, freed)))
+            self._emit(f"{_name(node)} = {self._constant(node.target)}(boxed)")
+            return
         if node.target is operator.getitem:
             source, index = node.args
             call = f"{self._text(source)}[{self._text(index)}]"
@@ -197,7 +204,8 @@ class _Writer:
     def _constant(self, value: Any) -> str:
         """A name in the module's namespace for an object that has no spelling."""
         if id(value) not in self._constant_of:
-            name = f"CONSTANT_{len(self.constants)}"
+            is_region = isinstance(value, Region)
+            name = value.__name__.upper() if is_region else f"CONSTANT_{len(self.constants)}"
             self._constant_of[id(value)] = name
             self.constants[name] = value
         return self._constant_of[id(value)]

@@ -82,10 +82,11 @@ READ_WHAT_THEY_GIVE = frozenset(
     for name in ("embedding", "index", "index_select", "gather", "_unsafe_index", "take_along_dim",
                  "nll_loss_forward")
 )  # fmt: skip
-_ALLOCATIONS = frozenset(
+ALLOCATIONS = frozenset(
     getattr(_aten, name)
     for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 ) | {torch.ops.inductor.resize_storage_bytes_}
+"""Operators that only make room."""
 SIZES = frozenset({_aten.sym_size, _aten.sym_numel, _aten.sym_stride, _aten.sym_storage_offset})
 """Operators that ask for a size."""
 HOST_OPERATORS = frozenset({_aten._local_scalar_dense, _aten.is_nonzero, _aten.equal})
@@ -172,7 +173,7 @@ def describe(node: fx.Node) -> Work:
     written = sum(map(tensor_nbytes, outputs)) + _mutated_nbytes(node, outputs)
     if packet in READ_WHAT_THEY_GIVE and inputs:
         read = min(read, read - tensor_nbytes(inputs[0]) + written)
-    if packet in _ALLOCATIONS:
+    if packet in ALLOCATIONS:
         read = written = 0
     if packet in _OVERWRITES:
         read -= sum(tensor_nbytes(x) for arg in written_nodes(node) for x in tensors_of(arg))

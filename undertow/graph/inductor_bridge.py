@@ -1,14 +1,15 @@
-"""Our schedule inside PyTorch's own compiler: a post-grad pass for Inductor.
+"""The one file that imports Inductor: its kernels for our schedules, and our schedules inside it.
 
-This is the one file that imports Inductor. Its scheduler may reorder what it is given, so the pass
-pins what the schedule relies on by control dependencies: the work behind which a collective is
-hidden comes after its start and before its wait.
+The backend gives it what is computed between two collectives (`compile_region`). Who compiles with
+Inductor can have a post-grad pass of ours (`as_inductor_pass`). Its scheduler may reorder what it
+is given, so the pass pins what the schedule relies on by control dependencies: the work behind
+which a collective is hidden comes after its start and before its wait.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,14 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from undertow.cache import source_digest
-from undertow.capture import partition
-from undertow.capture.partition import tag_gathers
 from undertow.capture.schema import nodes_in
 from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
 from undertow.graph.collectives import collective_call, is_wait
-from undertow.graph.convert import GroupRanks, convert
+from undertow.graph.convert import GroupRanks
 from undertow.graph.describe import op_class
 from undertow.graph.schedule_graph import Estimate, Merge, schedule_nodes
-from undertow.program.model import OpClass, Program
+from undertow.program.model import OpClass
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry
 from undertow.schedule.plan import Plan
@@ -53,22 +52,14 @@ class UndertowPass(CustomGraphPass):
         agree: Agree | None = None,
         manual: Sequence[Entry] = (),
         split: bool = True,
-        after: Callable[[fx.Graph, Plan], None] | None = None,
-        plan_for: Callable[[Program], Plan] | None = None,
-        before: Callable[[fx.Graph], object] | None = None,
     ) -> None:
         self._agree, self._manual = agree, manual
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
         self._merge, self._groups, self._pin = merge, groups, pin
         self._split = split
-        self._after = after  # called with each graph that was scheduled
-        self._plan_for = plan_for  # finds the Plan to apply to a graph instead of solving
-        self._before = before  # called with each graph that is about to be
         self.plans: list[Plan] = []
 
     def __call__(self, graph: fx.Graph) -> None:
-        if self._before is not None:
-            self._before(graph)
         plan = schedule_nodes(
             graph,
             cluster=self._cluster,
@@ -79,25 +70,15 @@ class UndertowPass(CustomGraphPass):
             groups=self._groups,
             agree=self._agree,
             manual=self._manual,
-            plan=self._given(graph),
         )
         self.plans.append(plan)
-        if self._after is not None:
-            self._after(graph, plan)
         if self._pin:
             pin(graph)
 
-    def _given(self, graph: fx.Graph) -> Plan | None:
-        """The Plan to apply to a graph."""
-        if self._plan_for is None:
-            return None
-        program = convert(graph, self._groups).program
-        return self._plan_for(program) if program.starts else None
-
     def uuid(self) -> str | None:
         """What the result depends on, beside the graph; None, which keeps Inductor from caching,
-        where a function that we cannot see into has a say, or wants to see every graph."""
-        if any(f is not None for f in (self._estimate, self._after, self._plan_for)):
+        where a function that we cannot see into has a say."""
+        if self._estimate is not None:
             return None
         here = Path(__file__).parents[1]
         ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])
@@ -132,26 +113,39 @@ def as_inductor_pass(
     return UndertowPass(target, estimate, limits or Limits(), *options)
 
 
-class _GathersAgain(CustomGraphPass):
-    """Marks, before Inductor cuts a joint graph, the gathers that are done again in backward."""
+def decompositions() -> dict[Any, Any]:
+    """What Inductor wants to see taken apart. Random numbers are not: they are drawn as in eager
+    execution."""
+    from torch._inductor import config, lowering  # noqa: F401  which decompositions ask
+    from torch._inductor.decomposition import select_decomp_table
 
-    def __call__(self, graph: fx.Graph) -> None:
-        tag_gathers(graph)
-
-    def uuid(self) -> str:
-        return source_digest([Path(partition.__file__)])
+    with config.patch(fallback_random=True):
+        table: dict[Any, Any] = select_decomp_table()
+    return table
 
 
-def compile_with_inductor(
-    gm: fx.GraphModule, inputs: Sequence[Any], scheduling: UndertowPass
-) -> Callable[..., Any]:
-    """Compile a graph of Dynamo with Inductor, forward and backward, scheduled by our pass."""
-    from torch._inductor.compile_fx import compile_fx
+def simplify(gm: fx.GraphModule) -> fx.GraphModule:
+    """A joint graph or one without backward, after the rewrites that Inductor makes of it before it
+    is cut."""
+    from torch._inductor import config
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
-    patches = {"post_grad_custom_post_pass": scheduling, "joint_custom_pre_pass": _GathersAgain()}
-    compiled: Any = compile_fx(gm, list(inputs), config_patches=patches)
-    made: Callable[..., Any] = compiled
-    return made
+    with config.patch(fallback_random=True):
+        found: fx.GraphModule = joint_graph_passes(gm)
+    return found
+
+
+def compile_region(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """A graph that only computes, on kernels of Inductor: it takes its inputs in a list, which it
+    empties, and has `source_code`."""
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    # Of its own: what is known of the inputs of the graph around it does not hold for its inputs.
+    context = TracingContext(detect_fake_mode(list(inputs)))
+    with tracing(context), config.patch(fallback_random=True):
+        return compile_fx_inner(gm, inputs)
 
 
 def pin(graph: fx.Graph) -> int:
