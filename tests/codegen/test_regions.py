@@ -199,7 +199,8 @@ def test_inductor_keeps_strides_and_gives_out_views_of_what_it_was_given() -> No
 
     def step(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         a = (x * 2).relu().t()
-        return a, x.view(-1), (a @ w).sin() + 1, (x + 1).exp().permute(1, 0)
+        halves = (x * 3).exp().view(6, 2, 2)
+        return a, x.view(-1), (a @ w).sin() + 1, (x + 1).exp().permute(1, 0), halves[:, 1]
 
     x, w = torch.rand(6, 4), torch.rand(6, 5)
     compiled = []

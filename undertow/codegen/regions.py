@@ -103,34 +103,32 @@ class _Cutter:
         """Write the region that is open, then what was to come after it."""
         nodes, late = list(self._open), self._late
         self._open, self._late, self._unread = {}, [], set()
-        region = self._region(nodes) if _is_worth_it(nodes) else None
-        if region is None:
-            for node in nodes:
-                self._copy(node)
-        else:
-            self._call(*region)
-        for node in late:
+        worth = _is_worth_it(nodes) and self._written_as_region(nodes)
+        for node in late if worth else [*nodes, *late]:
             self._copy(node)
 
     def _copy(self, node: fx.Node) -> None:
         self._made[node] = self._graph.node_copy(node, self._made.__getitem__)
 
-    def _region(self, nodes: list[fx.Node]) -> tuple[Region, list[fx.Node], list[fx.Node]] | None:
-        """The region of these nodes, its inputs and its outputs; None if it is not compiled."""
-        inside = set(nodes)
+    def _written_as_region(self, nodes: list[fx.Node]) -> bool:
+        """Write a call of these nodes' region, if it can be compiled. Views that others take are
+        made outside of it: they have to lie as they do, which another compiler may not care for."""
+        inner, outputs, views = _parts(nodes)
         inputs = list(
-            dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in inside)
+            dict.fromkeys(s for node in inner for s in node.all_input_nodes if s not in inner)
         )
-        outputs = [n for n in nodes if not inside.issuperset(n.users)]
         values = [self._value(node) for node in inputs]
-        module = _module_of(nodes, dict(zip(inputs, values, strict=True)), outputs)
+        module = _module_of(inner, dict(zip(inputs, values, strict=True)), outputs)
         key = f"{module.code}{[_look(value) for value in values]}"
         if key not in self._known:
-            run = self._compiled(module, values)
+            run = self._compiled(module, values) if outputs else None
             if run is None:
-                return None
+                return False
             self._known[key] = Region(f"region{len(self._known)}", run)
-        return self._known[key], inputs, outputs
+        self._call(self._known[key], inputs, outputs)
+        for node in views:
+            self._copy(node)
+        return True
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "get_attr" and "val" not in node.meta:
@@ -179,6 +177,31 @@ def _is_worth_it(nodes: Sequence[fx.Node]) -> bool:
         for node in nodes
     )
     return loops >= _LEAST_LOOPS
+
+
+def _parts(nodes: Sequence[fx.Node]) -> tuple[dict[fx.Node, None], list[fx.Node], list[fx.Node]]:
+    """Of the nodes of a region, in their order: those that it computes, which of them it gives out,
+    and the views of these and of its inputs that others take."""
+    inside = set(nodes)
+    wanted = {node for node in nodes if not inside.issuperset(node.users)}
+    views: list[fx.Node] = []
+    outputs: list[fx.Node] = []
+    needed: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if node in wanted:
+            looks = _looks_at_others(node)
+            (views if looks else outputs).append(node)
+            (wanted if looks else needed).update(node.all_input_nodes if looks else (node,))
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    inner = {node: None for node in nodes if node in needed}
+    return inner, outputs[::-1], views[::-1]
+
+
+def _looks_at_others(node: fx.Node) -> bool:
+    """Whether a node makes no tensor, or picks from one that does not."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, fx.Node) and _is_view(source)
 
 
 def _module_of(

@@ -21,6 +21,7 @@ from undertow.cache import source_digest
 from undertow.capture.schema import nodes_in
 from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
+from undertow.errors import ProgramError
 from undertow.graph.collectives import collective_call, is_wait
 from undertow.graph.convert import GroupRanks
 from undertow.graph.describe import op_class
@@ -144,8 +145,18 @@ def compile_region(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
 
     # Of its own: what is known of the inputs of the graph around it does not hold for its inputs.
     context = TracingContext(detect_fake_mode(list(inputs)))
-    with tracing(context), config.patch(fallback_random=True):
-        return compile_fx_inner(gm, inputs)
+    (output,) = gm.graph.find_nodes(op="output")
+    wanted = [node.meta["val"].stride() for node in output.args[0]]
+    laid_out = TracingContext.report_output_strides
+    with tracing(context), laid_out() as strides, config.patch(fallback_random=True):
+        compiled = compile_fx_inner(gm, inputs)
+    for place, (found, expected) in enumerate(zip(strides or (), wanted, strict=False)):
+        if found is not None and tuple(found) != tuple(expected):
+            raise ProgramError(
+                f"Inductor gives result {place} of a region the strides {tuple(found)} and not "
+                f"{tuple(expected)}"
+            )
+    return compiled
 
 
 def pin(graph: fx.Graph) -> int:
