@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from undertow.backend import undertow
+from undertow.runtime.notices import counts
 
 
 def test_a_model_trains_on_our_kernels(tmp_path: Path) -> None:
@@ -26,3 +29,26 @@ def test_a_model_trains_on_our_kernels(tmp_path: Path) -> None:
     got = step(torch.compile(model, backend=undertow, options=options))
     torch.testing.assert_close(got, want)
     assert len(list(tmp_path.glob("*.cpp"))) == 2
+
+
+def test_an_error_of_the_loop_compiler_is_told_and_the_graph_runs_as_aten_calls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise KeyError("a rule")
+
+    monkeypatch.setattr("undertow.backend.native.compile_any", broken)
+    monkeypatch.delenv("UNDERTOW_STRICT")
+    torch._dynamo.reset()
+    x = torch.randn(5, requires_grad=True)
+    found = torch.compile(lambda x: x.sin() + 1, backend=undertow)(x)
+    torch.testing.assert_close(found, x.sin() + 1)
+    found.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+    assert counts["native error"] == 2
+    assert caplog.text.count("an error in undertow (KeyError: 'a rule')") == 1
+
+    monkeypatch.setenv("UNDERTOW_STRICT", "1")
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="a rule"):
+        torch.compile(lambda x: x.sin() + 1, backend=undertow)(x)

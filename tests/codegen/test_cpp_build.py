@@ -30,7 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cpp_build, "_candidates", list)
     cpp_build.find_compiler.cache_clear()
-    kernels_dynamic._say_once.cache_clear()
     yield
     cpp_build.find_compiler.cache_clear()
 

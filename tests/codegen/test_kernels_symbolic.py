@@ -12,7 +12,7 @@ from tests.codegen.test_kernels_dynamic import symbolic
 from tests.codegen.test_kernels_memory import CUT, SIDE, random_program
 from tests.loops.compiling import same
 from undertow.backend import undertow
-from undertow.codegen import kernels_dynamic, kernels_gemm, kernels_peak, kernels_symbolic
+from undertow.codegen import kernels_gemm, kernels_peak, kernels_symbolic
 from undertow.codegen.kernels_dynamic import AnySizes, ways
 from undertow.codegen.kernels_plan import limit_of
 
@@ -166,7 +166,6 @@ def test_products_of_symbolic_sizes_are_called_from_the_kernels() -> None:
 def test_a_product_that_is_empty_for_some_sizes_has_kernels_of_its_own_there(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kernels_dynamic._say_once.cache_clear()
     x = torch.randn(12, 5)
     compiled = symbolic(lambda x: [x[4:].t() @ x[4:]], x)
     assert isinstance(compiled, AnySizes)

@@ -1,11 +1,13 @@
 """`codegen="native"`, the default: the scheduled graph on kernels of our own loop compiler.
 
 Where kernels cannot be had (no C++ compiler, tensors that are not on the CPU, a graph that the loop
-compiler does not take) graphs run as ATen calls; that is said once and counted.
+compiler does not take or fails on) graphs run as ATen calls; that is said once and counted.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -25,6 +27,10 @@ from undertow.loops import decompose
 from undertow.loops.random import use_own_stream
 from undertow.loops.random_states import with_states
 from undertow.runtime.notices import say_once
+
+STRICT = "UNDERTOW_STRICT"
+"""The environment variable with which errors of the loop compiler are raised."""
+_log = logging.getLogger(__name__)
 
 
 def settled(options: BackendOptions, inputs: Sequence[Any]) -> BackendOptions:
@@ -88,6 +94,16 @@ def compile_native(
         raise
     except UndertowError as error:
         say_once("native fallback", f"{label} runs with codegen='aten': {error}")
+        return None
+    except Exception as error:
+        if os.environ.get(STRICT):
+            raise
+        _log.debug("%s could not be compiled", label, exc_info=True)
+        say_once(
+            "native error",
+            f"{label} runs with codegen='aten': the loop compiler failed on it, which is an error "
+            f"in undertow ({type(error).__name__}: {error}); {STRICT}=1 shows where",
+        )
         return None
     if isinstance(compiled, AtenGraph):
         return None

@@ -8,7 +8,6 @@ compiler graphs run as the ATen calls that they are. Each way down is counted, a
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, replace
@@ -25,8 +24,10 @@ from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_staged import StagedGraph, looks_at_values
 from undertow.codegen.kernels_symbolic import SymbolicGraph
 from undertow.loops.sizes import DynamicShapesError, OddSizeError
+from undertow.runtime.notices import say_once
 
 _log = logging.getLogger(__name__)
+
 ways: Counter[str] = Counter()
 """How many graphs of this process are "static", "symbolic", "staged", "specialised" or "aten", and
 stages of staged ones that are an "aten stage"."""
@@ -63,13 +64,15 @@ class SpecializedGraph:
                 sized = with_sizes(self.gm, args)
             except UNTRACEABLE as error:
                 self.uncompilable = True
-                _log.warning("a graph runs as ATen calls, since it looks at values: %s", error)
+                say_once(
+                    "late aten", f"a graph runs as ATen calls, since it looks at values: {error}"
+                )
                 return AtenGraph(self.gm).boxed(args)
             try:
                 found = compile_graph(sized, fusion=self.fusion, settings=self.settings)
             except BuildError as error:
                 self.uncompilable = True
-                _say_once(f"a graph runs as ATen calls: {error}")
+                say_once("late aten", f"a graph runs as ATen calls: {error}")
                 return AtenGraph(self.gm).boxed(args)
             self.compiled[key] = found
             if len(self.compiled) > MOST_KEPT:
@@ -141,9 +144,9 @@ class AnySizes:
             return AtenGraph(self.rest.gm).boxed(args)
         except DynamicShapesError as error:  # raised before the arguments are touched
             if isinstance(self.rest, AtenGraph):
-                _say_once(f"some sizes that values tell run as ATen calls: {error}")
+                say_once("aten sizes", f"some sizes that values tell run as ATen calls: {error}")
             else:
-                _say_once(f"some sizes have kernels of their own: {error}")
+                say_once("odd sizes", f"some sizes have kernels of their own: {error}")
             return self.rest.boxed(args)
 
 
@@ -164,7 +167,7 @@ def compile_any(
     try:
         find_compiler()
     except NoCompilerError as error:
-        _say_once(f"graphs run as ATen calls, without kernels of our own: {error}")
+        say_once("no kernels", f"graphs run as ATen calls, without kernels of our own: {error}")
         ways["aten"] += 1
         return AtenGraph(gm)
     if looks_at_values(gm):
@@ -174,12 +177,15 @@ def compile_any(
         ways["static"] += 1
         return compile_graph(gm, example_inputs, order, fusion, keep_plan, settings)
     if settings.before_fusion is not None or settings.after_fusion is not None:
-        _say_once("passes before and after fusion are for fixed sizes: a graph is left as it is")
+        say_once(
+            "passes left out",
+            "passes before and after fusion are for fixed sizes: a graph is left as it is",
+        )
     try:
         found: Runnable = AnySizes(gm, fusion, settings)
         ways["symbolic"] += 1
     except DynamicShapesError as error:
-        _say_once(f"a graph is compiled for each set of its sizes: {error}")
+        say_once("by sizes", f"a graph is compiled for each set of its sizes: {error}")
         found = SpecializedGraph(gm, fusion, settings)
         ways["specialised"] += 1
     return found
@@ -194,7 +200,9 @@ def _compile_stage(gm: fx.GraphModule, fusion: str, settings: Settings) -> Runna
         return AnySizes(gm, fusion, settings)
     except DynamicShapesError as error:
         ways["aten stage"] += 1
-        _say_once(f"a part of a graph whose sizes values tell runs as ATen calls: {error}")
+        say_once(
+            "aten stage", f"a part of a graph whose sizes values tell runs as ATen calls: {error}"
+        )
         return AtenGraph(gm)
 
 
@@ -211,8 +219,3 @@ def _is_symbolic(value: Any) -> bool:
             return False
         return not all(isinstance(n, int) for n in (*value.shape, *value.stride()))
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-
-
-@functools.cache
-def _say_once(what: str) -> None:
-    _log.warning("%s", what)
