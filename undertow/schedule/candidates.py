@@ -180,6 +180,7 @@ class Workshop:
         self._before: dict[int, int] | None = None
         self._keys: dict[Style, Keys] = {}
         self._bases: dict[tuple[Bucket, ...], Bases] = {}
+        self._fitting: dict[tuple[Bucket, ...], list[Bucket]] = {}  # what was left of those asked
 
     def styles(self) -> list[Style]:
         """The ways to merge that make a difference, those to try first in front."""
@@ -205,6 +206,8 @@ class Workshop:
         """A schedule with these buckets; where it does not fit, without those alive at the peak,
         until it does. All tries, the last of which counts."""
         tries: list[tuple[Candidate, Bases]] = []
+        asked = tuple(buckets)
+        buckets = self._fitting.get(asked, buckets)
         for _ in range(_REPAIRS + 1):
             bases = self.bases(buckets)
             candidate = bases.candidate(policy, self.bounds)
@@ -216,7 +219,7 @@ class Workshop:
                 lowered = bases.lowered(candidate, policy, self.bounds)
                 tries.append((lowered, bases))
                 break
-            buckets = kept
+            buckets = self._fitting[asked] = kept
         return tries
 
     def bucketing(self, recipe: Recipe) -> list[Bucket]:

@@ -89,6 +89,7 @@ def climbed(
     near_ns = _longest(workshop.program) * _HORIZONS[0]
     chosen = recipes[0]
     others = list({recipe.buckets: recipe for recipe in reversed(recipes)}.values())[::-1]
+    is_good = False
     left: list[Callable[[Recipe], Recipe]] = [
         _as_it_is,
         _of_most_layers,
@@ -96,7 +97,10 @@ def climbed(
         partial(_near_use, near_ns),
     ]
     while left and not best.is_within(NEAR_PERMILLE, bounds):
-        recipe = left.pop(0)(chosen)
+        change = left.pop(0)
+        if change is _of_most_layers and is_good:
+            continue  # the fold is right about these buckets, and thinks less of larger ones
+        recipe = change(chosen)
         if recipe not in done:
             done.add(recipe)
             candidate = workshop.by_recipe(recipe)
