@@ -195,8 +195,8 @@ def explored(
             tries = workshop.fitted(buckets, first)
             tried.append((tries[-1][0], recipe, tries[-1][1]))
             left -= len(program) * len(tries)
-            if recipe.layers == _LAYERS[0] and recipe.style == usual:
-                recipes += _of_more_layers_if_near(recipe, tried, bounds)
+            if recipe.layers is not None and recipe.style == usual:
+                recipes += _of_more_layers(recipe, tried, bounds)
         if not recipes and others:
             sizes = [Recipe(permille) for permille in _LATENCY_PERMILLE[1:]]
             if is_large:  # only in the size that did best
@@ -215,14 +215,19 @@ def explored(
     return sorted(found, key=lambda entry: entry[0].rank(bounds))
 
 
-def _of_more_layers_if_near(
+def _of_more_layers(
     recipe: Recipe, tried: Sequence[tuple[Candidate, Recipe, Bases]], bounds: Bounds
 ) -> list[Recipe]:
-    """More layers in a bucket, unless one is much worse than other sizes."""
+    """More layers in a bucket, unless one is much worse than other sizes, or two are worse than
+    one. `recipe` is the last that was tried."""
     *others, own = (candidate.rank(bounds) for candidate, _, _ in tried)
-    best = min(others, default=own)
-    is_near = own[0] <= best[0] and own[1] * 1000 <= best[1] * _LAYERS_PERMILLE
-    return [replace(recipe, layers=layers) for layers in _LAYERS[1:]] if is_near else []
+    at = _LAYERS.index(recipe.layers) if recipe.layers else 0
+    if at == 0:
+        best = min(others, default=own)
+        goes_on = own[0] <= best[0] and own[1] * 1000 <= best[1] * _LAYERS_PERMILLE
+    else:
+        goes_on = own < others[-1]
+    return [replace(recipe, layers=layers) for layers in _LAYERS[at + 1 : at + 2] if goes_on]
 
 
 def by_rank(bounds: Bounds) -> Callable[[Candidate], tuple[int, int, int]]:
