@@ -286,17 +286,22 @@ class Program:
         return {task.name: i for i, task in enumerate(self.tasks)}
 
     @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Per task, its kind."""
+        return tuple([task.kind for task in self.tasks])
+
+    @cached_property
     def starts(self) -> tuple[int, ...]:
         """The collectives, by the index of their start, in captured order."""
-        return tuple([i for i, task in enumerate(self.tasks) if task.kind is Kind.START])
+        return tuple([i for i, kind in enumerate(self.kinds) if kind is Kind.START])
 
     @cached_property
     def waits_of(self) -> dict[int, tuple[int, ...]]:
         """Start -> its waits in captured order; the first of them releases its buffers."""
         waits: dict[int, list[int]] = {start: [] for start in self.starts}
-        for i, task in enumerate(self.tasks):
-            if task.kind is Kind.WAIT:
-                waits[task.start].append(i)
+        for i, kind in enumerate(self.kinds):
+            if kind is Kind.WAIT:
+                waits[self.tasks[i].start].append(i)
         return {start: tuple(found) for start, found in waits.items()}
 
     @cached_property

@@ -90,17 +90,18 @@ def _unwaited(program: Program, order: Order) -> list[int]:
 
 def _sweep(program: Program, order: Order, times: _Times) -> int:
     """One pass over the order; every task's times follow from what came before it."""
-    tasks, launch = program.tasks, program.machine.launch_ns
+    tasks, kinds, launch = program.tasks, program.kinds, program.machine.launch_ns
     ready, begin, end = times.ready, times.begin, times.end
     free = [0] * len(program.streams)  # when each group's stream is free
     host = compute = 0
     for i in order.tasks:
-        task = tasks[i]
-        kind = task.kind
+        kind = kinds[i]
         if kind is Kind.VIEW:
             ready[i] = begin[i] = end[i] = compute
             continue
-        host += launch * task.launches
+        task = tasks[i]
+        if launch:
+            host += launch * task.launches
         if kind is Kind.HOST:
             host = times.run_on_host(program, i, host)
             continue
@@ -111,8 +112,10 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
             compute += task.ns
             end[i] = compute
         elif kind is Kind.START:
-            begin[i] = max(compute, free[task.stream])
-            end[i] = free[task.stream] = begin[i] + task.ns
+            stream = task.stream
+            if free[stream] > compute:
+                begin[i] = free[stream]
+            end[i] = free[stream] = begin[i] + task.ns
         else:
             if end[task.start] > compute:
                 compute = _stand_still(times, task.start, compute)

@@ -134,24 +134,24 @@ def propose(
     before = starts_before(program) if before is None else before
     open_buckets: dict[Key, list[int]] = {}
     filled: dict[Key, int] = {}
+    among: dict[Key, int] = {}  # the members of the open bucket, as bits
     found: list[tuple[Key, list[int]]] = []
-    bit_of = {start: 1 << k for k, start in enumerate(program.starts)}
-    for start in program.starts:
+    for k, start in enumerate(program.starts):
         key = bucket_key(program, start) if keys is None else keys[start]
-        if key is None or key not in most_nbytes:
+        if key is None or (most := most_nbytes.get(key)) is None:
             continue
         nbytes = _nbytes(program, start)
         members = open_buckets.get(key)
-        depends = members is not None and any(bit_of[m] & before[start] for m in members)
-        if members is None or depends or filled[key] + nbytes > most_nbytes[key]:
+        if members is None or among[key] & before[start] or filled[key] + nbytes > most:
             members = open_buckets[key] = []
-            filled[key] = 0
+            filled[key] = among[key] = 0
             found.append((key, members))
         members.append(start)
         filled[key] += nbytes
+        among[key] |= 1 << k
     names = program.tasks
     return [
-        Bucket(tuple(names[m].name for m in members), key.how)
+        Bucket(tuple([names[m].name for m in members]), key.how)
         for key, members in found
         if len(members) > 1
     ]
@@ -358,29 +358,28 @@ def _copied(program: Program, start: int, merged: list[int]) -> CopiedStart:
 
 def _merged_start(program: Program, merged: list[int]) -> Task:
     """One start for all; what casts that it does make is nobody's business but its own."""
-    members = [task for task in merged if program.tasks[task].kind is Kind.START]
-    casts = [program.tasks[t] for t in merged if program.tasks[t].kind is not Kind.START]
-    first = program.tasks[members[0]]
+    every, casts = [], []
+    for index in merged:
+        task = program.tasks[index]
+        (every if task.kind is Kind.START else casts).append(task)
+    first = every[0]
     work = first.work
     assert isinstance(work, Collective)
-    every = [program.tasks[member] for member in members]
     cast_from = {cast.writes[0]: cast.reads[0] for cast in casts}
     reads = [cast_from.get(buffer, buffer) for task in every for buffer in task.reads]
-    return replace(
-        first,
-        reads=tuple(dict.fromkeys(reads)),
-        writes=tuple(dict.fromkeys(buffer for task in every for buffer in task.writes)),
-        work=replace(work, nbytes=sum(_nbytes(program, member) for member in members)),
-        module=_common_module([task.module for task in every]),
-    )
+    writes = [buffer for task in every for buffer in task.writes]
+    nbytes = sum([task.work.nbytes or 0 for task in every if isinstance(task.work, Collective)])
+    merged_start = first.touching(tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes)))
+    module = _common_module([task.module for task in every])
+    return replace(merged_start, work=replace(work, nbytes=nbytes), module=module)
 
 
 def _common_module(paths: list[str]) -> str:
     """The deepest module that holds all of them."""
-    split = [path.split(".") for path in paths]
+    split = [path.split(".") for path in dict.fromkeys(paths)]
     common = []
-    for parts in zip(*split, strict=False):
-        if len(set(parts)) > 1:
+    for mine, theirs in zip(min(split), max(split), strict=False):  # what these share, all share
+        if mine != theirs:
             break
-        common.append(parts[0])
+        common.append(mine)
     return ".".join(common)

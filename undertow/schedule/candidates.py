@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from undertow.schedule.buckets import (
 )
 from undertow.schedule.construct import Built, Policy, construct
 from undertow.schedule.delay import delayed_order
-from undertow.schedule.facts import Facts
+from undertow.schedule.facts import Facts, last_in_line
 from undertow.schedule.limits import peak_in_flight
 
 _LARGEST_NBYTES = 2 << 30
@@ -125,9 +126,13 @@ class Candidate:
 class Bases:
     """What constructions of one Program start from: its captured order, and the delayed one."""
 
-    def __init__(self, merged: Merged) -> None:
+    def __init__(self, merged: Merged, is_last: Sequence[bool]) -> None:
+        """`is_last` says of the tasks before merging which are last in their line."""
         self.merged = merged
-        self._captured = Facts(merged.program)
+        still_last = None
+        if not merged.copies:  # one call for several collectives changes nothing for what follows
+            still_last = [is_last[origins[0]] for origins in merged.origins]
+        self._captured = Facts(merged.program, still_last)
         self._delayed: Facts | None = None
         self._built: list[tuple[Bounds, Built, Candidate]] = []
 
@@ -182,6 +187,10 @@ class Workshop:
         self._bases: dict[tuple[Bucket, ...], Bases] = {}
         self._fitting: dict[tuple[Bucket, ...], list[Bucket]] = {}  # what was left of those asked
 
+    @cached_property
+    def _is_last(self) -> list[bool]:
+        return last_in_line(self.program)
+
     def styles(self) -> list[Style]:
         """The ways to merge that make a difference, those to try first in front."""
         return styles(self.program, self.keys)
@@ -195,7 +204,7 @@ class Workshop:
         """For the Program with these buckets."""
         key = tuple(buckets)
         if key not in self._bases:
-            self._bases[key] = Bases(merge(self.program, buckets, self.reprice))
+            self._bases[key] = Bases(merge(self.program, buckets, self.reprice), self._is_last)
         return self._bases[key]
 
     def by_recipe(self, recipe: Recipe) -> Candidate:
@@ -247,10 +256,13 @@ class Workshop:
         """Keys that keep every so many layers apart."""
         assert self.layers is not None
         found: Keys = {}
-        for start, key in keys.items():
+        made: dict[tuple[Key, int], Key] = {}
+        layers: list[int] = self.layers[list(keys)].tolist()
+        for (start, key), layer in zip(keys.items(), layers, strict=True):
             if key is not None:
-                count = reduced if key.kind in REDUCTIONS else gathered
-                key = key._replace(layers=int(self.layers[start]) // count)
+                layer //= reduced if key.kind in REDUCTIONS else gathered
+                known = made.get((key, layer))
+                key = known or made.setdefault((key, layer), key._replace(layers=layer))
             found[start] = key
         return found
 

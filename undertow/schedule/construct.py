@@ -70,7 +70,7 @@ class _Construction:
         self, facts: Facts, policy: Policy, limit: int | None, in_flight_limit: int | None
     ) -> None:
         program, count = facts.program, len(facts.kinds)
-        self.facts, self.policy = facts, policy
+        self.facts, self.policy, self.count, self.window = facts, policy, count, policy.window
         self.kinds, self.ns, self.touches = facts.kinds, facts.ns, facts.touches
         self.nbytes, self.stays = facts.nbytes, program.stays
         self.successors, self.unit_of = facts.successors, facts.unit_of
@@ -89,6 +89,7 @@ class _Construction:
         self.blocked: list[tuple[int, int]] = []  # (landing, wait); a heap
         self.takers: dict[int, list[tuple[int, int]]] = {}  # stream -> heap of (deadline, start)
         self.givers: dict[int, list[int]] = {}  # stream -> heap of starts that free what they take
+        self.startable = 0  # how many are in those heaps
         self.extra: dict[int, int] = {}  # startable taker -> the bytes that it would allocate
         self.no_room_until: dict[int, int] = {}  # taker -> up to where there is none for it
         self.streams = sorted({facts.streams[start] for start in facts.starts})
@@ -99,13 +100,14 @@ class _Construction:
             kind is Kind.WAIT or unit >= 0 or last
             for kind, unit, last in zip(facts.kinds, facts.unit_of, facts.is_last, strict=True)
         ]  # placed, or nothing is late if it is: it comes with a start, or nothing follows it
+        self.is_passed.append(False)  # where looking for the oldest ends
         self.is_alive = list(program.there_before)
         self.live = sum(compress(facts.nbytes, program.there_before))
         self.uses = facts.uses[:]
         self.ahead = facts.live.copy() if limit is not None else None
         for task, edges in enumerate(self.missing):
             if edges == 0 and self.unit_of[task] < 0:
-                self._becomes_ready(task)
+                self.ready.append(task)  # ascending: a heap
         for start, edges in self.unit_missing.items():
             if edges == 0:
                 self._becomes_startable(start)
@@ -120,50 +122,52 @@ class _Construction:
         if not count:
             return
         # Sorted lists are heaps.
-        self.ready = sorted(task for task in self.ready if task >= count)
-        self.blocked = sorted(entry for entry in self.blocked if entry[1] >= count)
+        self.ready[:] = sorted([task for task in self.ready if task >= count])
+        self.blocked[:] = sorted([entry for entry in self.blocked if entry[1] >= count])
+        self.startable = 0
         for stream in self.streams:
             takers, givers = self.takers[stream], self.givers[stream]
-            self.takers[stream] = sorted(entry for entry in takers if entry[1] >= count)
-            self.givers[stream] = sorted(start for start in givers if start >= count)
+            takers[:] = sorted([entry for entry in takers if entry[1] >= count])
+            givers[:] = sorted([start for start in givers if start >= count])
+            self.startable += len(takers) + len(givers)
 
     def run(self) -> list[int]:
         """Positions in the order that was built."""
-        count = len(self.kinds)
+        order, blocked, ready, ns, count = self.order, self.blocked, self.ready, self.ns, self.count
         while True:
-            while self.blocked and self.blocked[0][0] <= self.now:  # these waits cost nothing
-                self._place(heappop(self.blocked)[1])
-            if len(self.order) == count:
-                return self.order
-            task = self._next_compute()
-            if task is None:
-                placed = len(self.order)
-                self._start_what_fits(0)
-                if len(self.order) == placed:
+            while blocked and blocked[0][0] <= self.now:  # these waits cost nothing
+                self._place(heappop(blocked)[1])
+            placed = len(order)
+            if placed == count:
+                return order
+            is_next = self._has_next()
+            if self.startable:
+                self._start_what_fits(ns[ready[0]] if is_next else 0)
+            if not is_next:
+                if len(order) == placed:
                     self._stand_still()
                 continue
-            self._start_what_fits(self.ns[task])
-            task = self.ready[0]  # what was started may have made an earlier one ready
+            task = ready[0]  # what was started may have made an earlier one ready
             if self._over_limit(task):
                 self._stand_still()
                 continue
-            heappop(self.ready)
+            heappop(ready)
             self._place(task)
 
     # -- what comes next ---------------------------------------------------------------------------
 
-    def _next_compute(self) -> int | None:
-        """The first task that is ready, if the window lets it go first."""
+    def _has_next(self) -> bool:
+        """Whether a task is ready that the window lets go first."""
         oldest, is_passed = self.oldest, self.is_passed
-        while oldest < len(is_passed) and is_passed[oldest]:
+        while is_passed[oldest]:
             oldest += 1
         self.oldest = oldest
         if not self.ready:
-            return None
-        if self.ready[0] > oldest + self.policy.window:
+            return False
+        if self.ready[0] > oldest + self.window:
             self.was_held = True
-            return None
-        return self.ready[0]
+            return False
+        return True
 
     def _stand_still(self) -> None:
         """Nothing can run: wait for a collective, or start the one that is needed first."""
@@ -259,6 +263,7 @@ class _Construction:
         return self.facts.units[start][0] - 1
 
     def _start(self, start: int) -> None:
+        self.startable -= 1
         if self.ahead is not None:
             self.ahead.add(self.oldest, self._before(start), self._unit_needs(start))
         for task in self.facts.units[start]:
@@ -275,52 +280,63 @@ class _Construction:
         return sum([self._needs(task) for task in self.facts.units[start]])
 
     def _place(self, index: int) -> None:
-        kind, ns = self.kinds[index], self.ns[index]
+        kinds, unit_of, missing = self.kinds, self.unit_of, self.missing
+        kind, mine = kinds[index], unit_of[index]
         self.order.append(index)
         self.is_passed[index] = True
         self._account(index)
         if kind is Kind.COMPUTE:
+            ns = self.ns[index]
             self.now += ns
             self.progress += ns
         elif kind is Kind.START:
-            stream = self.facts.streams[index]
-            begin = max(self.now, self.free[stream])
-            self.lands[index] = self.free[stream] = begin + ns
-            self.in_flight += self._held_by(index)
-        elif kind is Kind.WAIT and (start := self.facts.awaited[index]) not in self.landed:
-            self.landed.add(start)
-            self.in_flight -= self._held_by(start)
-        unit_of, missing, mine = self.unit_of, self.missing, self.unit_of[index]
+            self._begin(index)
+        elif kind is Kind.WAIT:
+            self._end(self.facts.awaited[index])
         for after in self.successors[index]:
             left = missing[after] = missing[after] - 1
             start = unit_of[after]
             if start < 0:
-                if not left:
-                    self._becomes_ready(after)
+                if left:
+                    continue
+                if kinds[after] is Kind.WAIT:
+                    heappush(self.blocked, (self.lands[self.facts.awaited[after]], after))
+                else:
+                    heappush(self.ready, after)
             elif start != mine:
                 left = self.unit_missing[start] = self.unit_missing[start] - 1
                 if not left:
                     self._becomes_startable(start)
 
+    def _begin(self, start: int) -> None:
+        """The compute stream has come to this start."""
+        stream = self.facts.streams[start]
+        begin = max(self.now, self.free[stream])
+        self.lands[start] = self.free[stream] = begin + self.ns[start]
+        if self.in_flight_limit is not None:
+            self.in_flight += self._held_by(start)
+
+    def _end(self, start: int) -> None:
+        """A collective was waited for."""
+        if self.in_flight_limit is not None and start not in self.landed:
+            self.landed.add(start)
+            self.in_flight -= self._held_by(start)
+
     def _account(self, index: int) -> None:
-        nbytes, is_alive, uses = self.nbytes, self.is_alive, self.uses
+        is_alive, uses, nbytes, live = self.is_alive, self.uses, self.nbytes, self.live
         for buffer in self.touches[index]:
             if not is_alive[buffer]:
                 is_alive[buffer] = True
-                self.live += nbytes[buffer]
-            left = uses[buffer] = uses[buffer] - 1
+                live += nbytes[buffer]
+            left = uses[buffer] - 1
+            uses[buffer] = left
             if not left and not self.stays[buffer]:
-                self.live -= nbytes[buffer]
-
-    def _becomes_ready(self, index: int) -> None:
-        """Of a task that comes with no start."""
-        if self.kinds[index] is Kind.WAIT:
-            heappush(self.blocked, (self.lands[self.facts.awaited[index]], index))
-        else:
-            heappush(self.ready, index)
+                live -= nbytes[buffer]
+        self.live = live
 
     def _becomes_startable(self, start: int) -> None:
         facts, stream = self.facts, self.facts.streams[start]
+        self.startable += 1
         if facts.releases[start] >= 0:
             heappush(self.givers[stream], start)
         else:

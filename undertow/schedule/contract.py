@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from undertow.program import Buffer, Hazard, Program, Task
+from undertow.program.model import IntArray
 
 _made_hazard = partial(tuple.__new__, Hazard)  # a third of the time that calling the class takes
 
@@ -65,13 +66,21 @@ def contracted(
     order = order[src[order] != dst[order]]
     pairs = pairs[order]
     order = order[np.diff(pairs, prepend=-1) != 0]
-    sources: list[int] = src[order].tolist()
+    src, dst = src[order], dst[order]
     picked = order.tolist()
     kinds, on = map(edges.kinds.__getitem__, picked), map(edges.buffers.__getitem__, picked)
-    hazards = map(_made_hazard, zip(sources, dst[order].tolist(), kinds, on, strict=True))
-    ends = np.cumsum(np.bincount(dst[order], minlength=count)).tolist()
-    before = [tuple(sources[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+    hazards = map(_made_hazard, zip(src.tolist(), dst.tolist(), kinds, on, strict=True))
     kept = program.buffers if buffers is None else buffers
     made = replace(program, tasks=tasks, buffers=kept, hazards=tuple(hazards))
-    made.__dict__["predecessors"] = tuple(before)  # found on the way
+    # Found on the way:
+    made.__dict__["predecessors"] = _rows(src, np.bincount(dst, minlength=count))
+    by_source = np.argsort(src, kind="stable")
+    made.__dict__["successors"] = _rows(dst[by_source], np.bincount(src, minlength=count))
     return made
+
+
+def _rows(values: IntArray, counts: IntArray) -> tuple[tuple[int, ...], ...]:
+    """`values` in rows of so many each."""
+    flat = tuple(values.tolist())
+    ends = np.cumsum(counts).tolist()
+    return tuple([flat[a:b] for a, b in zip([0, *ends], ends, strict=False)])

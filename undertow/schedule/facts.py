@@ -6,9 +6,10 @@ start from. What does not depend on the order is carried over to the other one a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
-from operator import mul
+from itertools import accumulate, chain
+from operator import itemgetter, mul
 
 import numpy as np
 
@@ -17,16 +18,20 @@ from undertow.schedule.range_max import RangeAddMax
 
 _CHEAP_SHARE = 4  # a task that only serves a collective moves with it if it takes a quarter or less
 
+_MOVABLE = (Kind.COMPUTE, Kind.VIEW)
+
 Edges = list[tuple[int, ...]] | tuple[tuple[int, ...], ...]
 
 
 class Facts:
     """The tasks of a Program by their position in a base order, and what follows from that."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, is_last: list[bool] | None = None) -> None:
+        """`is_last` is what `last_in_line` says, where that is known already."""
         self.program = program
         self.base_order = Order.captured(program)
-        self.kinds = [task.kind for task in program.tasks]
+        self._place: Sequence[int] = self.base_order.tasks  # task -> its position
+        self.kinds: Sequence[Kind] = program.kinds
         self.ns = [task.ns for task in program.tasks]
         self.streams = [task.stream for task in program.tasks]
         self.awaited = [task.start for task in program.tasks]  # of a wait: its start
@@ -42,7 +47,7 @@ class Facts:
         ends = np.cumsum(np.append(0, arrays.touch_counts))
         # Per task: the bytes that it touches, and so the most that it can allocate.
         self.most_nbytes: list[int] = np.diff(before[ends]).tolist()
-        self.is_last = self._last_in_line()
+        self.is_last = last_in_line(program) if is_last is None else is_last
         self._find()
 
     def in_order(self, order: Order) -> Facts:
@@ -52,34 +57,33 @@ class Facts:
         made = object.__new__(Facts)
         place: list[int] = order.positions().tolist()
         tasks = order.tasks
-        made.program, made.base_order = self.program, order
+        in_turn = itemgetter(*tasks)  # of more than one, or there would be no other order
+        made.program, made.base_order, made._place = self.program, order, place
         made.nbytes, made.uses = self.nbytes, self.uses
-        made.kinds = [self.kinds[t] for t in tasks]
-        made.ns = [self.ns[t] for t in tasks]
-        made.streams = [self.streams[t] for t in tasks]
-        made.is_last = [self.is_last[t] for t in tasks]
-        made.awaited = [place[start] if (start := self.awaited[t]) >= 0 else -1 for t in tasks]
-        made.touches = [self.touches[t] for t in tasks]
-        made.most_nbytes = [self.most_nbytes[t] for t in tasks]
-        made.missing = [self.missing[t] for t in tasks]
-        made.successors = [tuple([place[s] for s in self.successors[t]]) for t in tasks]
+        made.kinds = in_turn(self.kinds)
+        made.ns = list(in_turn(self.ns))
+        made.streams = list(in_turn(self.streams))
+        made.is_last = list(in_turn(self.is_last))
+        made.awaited = [place[start] if start >= 0 else -1 for start in in_turn(self.awaited)]
+        made.touches = in_turn(self.touches)
+        made.most_nbytes = list(in_turn(self.most_nbytes))
+        made.missing = list(in_turn(self.missing))
+        made.successors = _rows_in_order(self.successors, order)
         made.starts = tuple(sorted([place[start] for start in self.starts]))
         made._find()
         return made
 
     def _find(self) -> None:
         """What depends on the order."""
-        self.waits_of: dict[int, list[int]] = {start: [] for start in self.starts}
-        for wait, start in enumerate(self.awaited):
-            if start >= 0:
-                self.waits_of[start].append(wait)
+        place = self._place
+        self.waits_of = {
+            place[start]: sorted([place[wait] for wait in waits])
+            for start, waits in self.program.waits_of.items()
+        }
         self.frees = self._freed_nbytes()
         self.releases = self._released_nbytes()
+        self.units: dict[int, list[int]] = {}  # per start: itself and what moves with it, in order
         self.unit_of = self._serving_units()
-        self.units: dict[int, list[int]] = {start: [] for start in self.starts}
-        for task, start in enumerate(self.unit_of):
-            if start >= 0:
-                self.units[start].append(task)
         self.compute_before = self._compute_before()
         self.first_use = self._first_uses()
 
@@ -122,61 +126,48 @@ class Facts:
         """Per task, the start that it moves with: the start itself, and where its result takes
         memory (a gather, to be prefetched) the cheap tasks that serve nothing else; -1 for all
         others."""
-        kinds, successors, releases, ns = self.kinds, self.successors, self.releases, self.ns
-        unit = [-1] * len(kinds)
-        for i in range(len(kinds) - 1, -1, -1):
-            kind, following = kinds[i], successors[i]
-            if kind is Kind.START:
-                unit[i] = i
-            elif following and (start := unit[following[0]]) >= 0:
-                if kind is Kind.WAIT or kind is Kind.HOST or releases[start] >= 0:
-                    continue
-                serves_it = all(unit[after] == start for after in following)
-                if serves_it and ns[i] * _CHEAP_SHARE <= ns[start]:
-                    unit[i] = start
-        return unit
+        unit_of = [-1] * len(self.kinds)
+        for start in self.starts:
+            self.units[start] = self._serving(start) if self.releases[start] < 0 else [start]
+            for task in self.units[start]:
+                unit_of[task] = start
+        return unit_of
+
+    def _serving(self, start: int) -> list[int]:
+        """A start and the cheap tasks before it that all lead to it alone."""
+        place, sources, successors = self._place, self.program.predecessors, self.program.successors
+        most_ns = self.ns[start] // _CHEAP_SHARE
+        found, todo = [start], [self.base_order.tasks[start]]
+        others: dict[int, int] = {}  # task -> how many follow it that are not found
+        while todo:
+            for task in sources[todo.pop()]:
+                left = others[task] = others.get(task, len(successors[task])) - 1
+                at = place[task]
+                if not left and self.kinds[at] in _MOVABLE and self.ns[at] <= most_ns:
+                    found.append(at)
+                    todo.append(task)
+        return sorted(found)
 
     def _compute_before(self) -> list[int]:
         """Per position, the compute time before it; one more entry for the end."""
         is_compute = [kind is Kind.COMPUTE for kind in self.kinds]
         return list(accumulate(map(mul, self.ns, is_compute), initial=0))
 
-    def _last_in_line(self) -> list[bool]:
-        """Per task, whether no collective and no compute but such tasks follow it: what is done to
-        a gradient after its reduction, an update of the optimizer."""
-        kinds, successors = self.kinds, self.successors
-        waited_for = [False] * len(kinds)  # some collective comes before it
-        for i, kind in enumerate(kinds):
-            if kind is Kind.WAIT or waited_for[i]:
-                for after in successors[i]:
-                    waited_for[after] = True
-                waited_for[i] = True
-        is_last = [False] * len(kinds)
-        for i in range(len(kinds) - 1, -1, -1):
-            if waited_for[i] and kinds[i] is not Kind.START:
-                for after in successors[i]:
-                    if not is_last[after]:
-                        break
-                else:
-                    is_last[i] = True
-        return is_last
-
     def _first_uses(self) -> dict[int, int]:
         """Per start, the position of the first task that needs its result, looking through views,
         what moves for free and what is last in its line; the end if nothing does."""
         kinds, successors, is_last = self.kinds, self.successors, self.is_last
         count = len(kinds)
-        need = [count] * count
+        need = list(range(count))
         for i in range(count - 1, -1, -1):
             kind = kinds[i]
             if (kind is Kind.COMPUTE or kind is Kind.HOST) and not is_last[i]:
-                need[i] = i
-            else:
-                nearest = count
-                for after in successors[i]:
-                    if need[after] < nearest:
-                        nearest = need[after]
-                need[i] = nearest
+                continue
+            nearest = count
+            for after in successors[i]:
+                if need[after] < nearest:
+                    nearest = need[after]
+            need[i] = nearest
         return {
             start: min([need[wait] for wait in waits], default=count)
             for start, waits in self.waits_of.items()
@@ -184,17 +175,16 @@ class Facts:
 
     def _freed_nbytes(self) -> dict[int, int]:
         """Per start, the bytes that are freed once it was waited for."""
-        program, nbytes = self.program, self.nbytes
+        program, nbytes, buffers = self.program, self.nbytes, self.program.buffers
         last_use = self._last_uses()
         found = {}
         for start, waits in self.waits_of.items():
             task = program.tasks[self.base_order.tasks[start]]
             freed = 0
-            for buffer in task.reads:
-                lifetime = program.buffers[buffer].lifetime
-                is_ours = lifetime in (Lifetime.INTERMEDIATE, Lifetime.DONATED) and bool(waits)
-                if is_ours and last_use[buffer] == start and buffer not in task.writes:
-                    freed += nbytes[buffer]
+            for buffer in task.reads if waits else ():
+                if last_use[buffer] == start and buffer not in task.writes:
+                    is_ours = buffers[buffer].lifetime in (Lifetime.INTERMEDIATE, Lifetime.DONATED)
+                    freed += nbytes[buffer] if is_ours else 0
             found[start] = freed
         return found
 
@@ -217,3 +207,38 @@ class Facts:
         np.maximum.at(last, arrays.touched, np.repeat(place, arrays.touch_counts))
         found: list[int] = last.tolist()
         return found
+
+
+def last_in_line(program: Program) -> list[bool]:
+    """Per task, whether no collective and no compute but such tasks follow it: what is done to a
+    gradient after its reduction, an update of the optimizer."""
+    kinds, successors = program.kinds, program.successors
+    waited_for = [False] * len(kinds)  # some collective comes before it
+    for i, kind in enumerate(kinds):
+        if waited_for[i] or kind is Kind.WAIT:
+            waited_for[i] = True
+            for after in successors[i]:
+                waited_for[after] = True
+    is_last = [False] * len(kinds)
+    for i in range(len(kinds) - 1, -1, -1):
+        if waited_for[i] and kinds[i] is not Kind.START:
+            for after in successors[i]:
+                if not is_last[after]:
+                    break
+            else:
+                is_last[i] = True
+    return is_last
+
+
+def _rows_in_order(rows: Edges, order: Order) -> Edges:
+    """What follows each task, by positions in `order`, where it was by tasks."""
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    begins = np.cumsum(counts) - counts
+    tasks = np.asarray(order.tasks, dtype=np.int64)
+    new_counts = counts[tasks]
+    ends = np.cumsum(new_counts)
+    flat = np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
+    from_where = np.repeat(begins[tasks] - ends + new_counts, new_counts)
+    moved = tuple(order.positions()[flat[from_where + np.arange(len(flat))]].tolist())
+    bounds = ends.tolist()
+    return [moved[a:b] for a, b in zip([0, *bounds], bounds, strict=False)]
