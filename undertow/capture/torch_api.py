@@ -70,6 +70,8 @@ __all__ = [
     "tensor_users",
     "unbacked_symbols",
     "uses_python_reducer",
+    "is_symbolic",
+    "keyed_storage",
     "view_of",
     "without_fakes",
 ]
@@ -238,14 +240,25 @@ def node_sequence_number(node: torch.autograd.graph.Node) -> int:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """What tensors that share a storage have in common, for as long as one of them lives."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return keyed_storage(tensor)[0]
+
+
+def keyed_storage(tensor: torch.Tensor) -> tuple[int, torch.UntypedStorage]:
+    """A tensor's storage, and its key."""
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage
+
+
+def is_symbolic(tensor: torch.Tensor) -> bool:
+    """Whether some of its sizes or strides are no plain numbers."""
+    found: bool = tensor._has_symbolic_sizes_strides
+    return found
 
 
 def view_of(operator: OpOverload, tensor: torch.Tensor, *args: Any) -> Any:
     """What an operator that makes views gives for a tensor. A fake one is asked as its own kernel
     would ask it: to be dispatched like others takes six times as long, and graphs have many."""
-    if type(tensor) is not FakeTensor or tensor._has_symbolic_sizes_strides:
+    if type(tensor) is not FakeTensor or is_symbolic(tensor):
         return operator(tensor, *args)
     mode, device = tensor.fake_mode, tensor.fake_device
     with in_kernel_invocation_manager(mode):

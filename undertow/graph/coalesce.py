@@ -14,7 +14,7 @@ from torch import fx
 
 from undertow.capture import torch_api
 from undertow.capture.schema import named_arguments, parameter_names
-from undertow.graph.collectives import CollectiveCall, collective_call
+from undertow.graph.collectives import CollectiveCall, inputs_of
 from undertow.graph.nodes import tensors_of
 
 # Forms that write to `out=` and those with a backward of their own are not here.
@@ -56,10 +56,8 @@ def coalesce(members: Sequence[fx.Node], module: str) -> None:
     inputs: list[fx.Node] = []
     values: list[Any] = []
     for member in members:
-        call = collective_call(member)
-        assert call is not None
         at = len(inputs)
-        inputs += call.read
+        inputs += inputs_of(member)
         value = member.meta["val"]
         values += value if isinstance(value, list | tuple) else [value]
         _pick_from(first, member, at)
@@ -88,6 +86,12 @@ def _pick_from(whole: fx.Node, member: fx.Node, at: int) -> None:
 
 def _is_pick(node: fx.Node) -> bool:
     return node.target is operator.getitem and isinstance(node.args[1], int)
+
+
+def picked_from(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that `getitem` nodes pick from."""
+    picks = graph.find_nodes(op="call_function", target=operator.getitem, sort=False)
+    return {source for pick in picks if isinstance(source := pick.args[0], fx.Node)}
 
 
 def with_picks(node: fx.Node) -> Iterator[fx.Node]:

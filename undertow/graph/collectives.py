@@ -83,7 +83,7 @@ def collective_call(node: fx.Node) -> CollectiveCall | None:
     if kind is None:
         return None
     arguments = named_arguments(node)
-    inputs = [arg for name in _INPUTS for arg in nodes_in(arguments.get(name))]
+    inputs = _inputs(arguments)
     tensors = [tensor for arg in inputs for tensor in tensors_of(arg)]
     written = _received(packet, arguments) or written_nodes(node)
     return CollectiveCall(
@@ -98,6 +98,15 @@ def collective_call(node: fx.Node) -> CollectiveCall | None:
         tuple(arg for arg in inputs if kind is not CollectiveKind.RECV),
         tuple(written),
     )
+
+
+def inputs_of(node: fx.Node) -> list[fx.Node]:
+    """What the collective that `node` starts is given, other than to write to."""
+    return _inputs(named_arguments(node))
+
+
+def _inputs(arguments: dict[str, Any]) -> list[fx.Node]:
+    return [arg for name in _INPUTS for arg in nodes_in(arguments.get(name))]
 
 
 def _received(packet: Any, arguments: dict[str, Any]) -> list[fx.Node]:

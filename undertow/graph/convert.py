@@ -34,7 +34,7 @@ from undertow.graph.collectives import (
 )
 from undertow.graph.describe import HOST_OPERATORS, SIZES, Descriptions
 from undertow.graph.joins import Joins
-from undertow.graph.nodes import Values, number, tensors_of
+from undertow.graph.nodes import Values, tensors_of
 from undertow.program import Lifetime, Program, ProgramBuilder
 
 _NUMBERS = (int, torch.SymInt, torch.SymBool)
@@ -115,26 +115,31 @@ class _Conversion:
         ] = {}  # nodes that users must follow although no buffer says so
         self._starts: dict[int, int] = {}  # buffer -> the start that last wrote it
         self._streams: dict[str, int] = {}
+        self._traits: dict[int, _Traits] = {}  # of the graph's targets
         self._joins = Joins()
         self._last_random = -1
         self._last_host = -1  # what the host does for its effect alone stays in sequence
 
     def add(self, node: fx.Node) -> None:
-        if node.op in ("placeholder", "get_attr"):
+        op = node.op
+        if op == "call_function":
+            self._add_call(node)
+        elif op in ("placeholder", "get_attr"):
             lifetime = Lifetime.DONATED if node.name in self.donated else Lifetime.INPUT
             self._buffers[node] = self._hold(node, lifetime)
-        elif node.op == "call_function":
-            self._add_call(node)
-        elif node.op != "output":
+        elif op != "output":
             raise ProgramError(
-                f"node {node.name!r} is a {node.op}; trace the model to a graph of operators first"
+                f"node {node.name!r} is a {op}; trace the model to a graph of operators first"
             )
 
     def _add_call(self, node: fx.Node) -> None:
-        if node.target is operator.getitem:
+        target = node.target
+        if target is operator.getitem:
             self._pick(node)
             return
-        traits = _traits(node.target)
+        traits = self._traits.get(id(target))  # to hash an operator itself takes longer
+        if traits is None:
+            traits = self._traits[id(target)] = _traits(target)
         call = collective_call(node) if traits.may_start else None
         if call is not None:
             task = self._add_start(node, call)
@@ -169,7 +174,7 @@ class _Conversion:
             reads=self._held_by(call.read),
             writes=self._buffers[node],
             work=replace(call.work, join=self._joins.of(node, call)),
-            after=self._after(node),
+            after=self._after(node.all_input_nodes),
             module=self._place(node),
         )
         for buffer in self._buffers[node]:
@@ -189,18 +194,23 @@ class _Conversion:
             )
             return self._view(node)
         return self.builder.wait(
-            node.name, starts.pop(), writes=held, after=self._after(node), module=self._place(node)
+            node.name,
+            starts.pop(),
+            writes=held,
+            after=self._after(node.all_input_nodes),
+            module=self._place(node),
         )
 
     def _add_other(self, node: fx.Node, traits: _Traits) -> int:
-        reads = self._held_by(node.all_input_nodes)
+        inputs = node.all_input_nodes
+        reads = self._held_by(inputs)
         mutated = self._held_by(written_nodes(node)) if traits.writes else ()
         made = self._hold(node, Lifetime.INTERMEDIATE)
         self._buffers[node] = made
-        if _is_size(node, traits):
+        if not made and _is_size(node, traits):
             return self._view(node, reads)
         if traits.is_host or (not made and not mutated):
-            after = (*self._after(node), *([self._last_host] if self._last_host >= 0 else []))
+            after = (*self._after(inputs), *([self._last_host] if self._last_host >= 0 else []))
             task = self.builder.host(node.name, reads=reads, after=after, module=self._place(node))
             self._through[node] = self._last_host = task
             return task
@@ -208,7 +218,7 @@ class _Conversion:
         if not fresh and not mutated:
             return self._view(node)
         draws = traits.draws or (not traits.is_operator and draws_random(node))
-        after = self._after(node)
+        after = self._after(inputs)
         if draws and self._last_random >= 0:
             # Those that draw random numbers stay in sequence, so that each draws the same ones.
             after = (*after, self._last_random)
@@ -228,16 +238,16 @@ class _Conversion:
         task = self.builder.view(
             node.name,
             reads=self._buffers[node] if reads is None else reads,
-            after=self._after(node),
+            after=self._after(node.all_input_nodes),
             module=self._place(node),
         )
         self._through[node] = task
         return task
 
-    def _after(self, node: fx.Node) -> tuple[int, ...]:
+    def _after(self, inputs: Collection[fx.Node]) -> tuple[int, ...]:
         """Views and host values among the arguments: they come first, and no buffer says so."""
         through = self._through
-        found = [through[arg] for arg in node.all_input_nodes if arg in through]
+        found = [through[arg] for arg in inputs if arg in through]
         return tuple(dict.fromkeys(found)) if found else ()
 
     def _held_by(self, nodes: Collection[fx.Node]) -> tuple[int, ...]:
@@ -253,10 +263,9 @@ class _Conversion:
         for k, key in enumerate(storages):
             if key not in buffer_of:
                 is_output = lifetime is Lifetime.INTERMEDIATE and key in self._outputs
-                storage = self._values.tensors(node)[k].untyped_storage()
                 buffer_of[key] = self.builder.buffer(
                     f"{node.name}.{k}" if k else node.name,
-                    number(storage.nbytes()),
+                    self._values.nbytes_of(key),
                     Lifetime.OUTPUT if is_output else lifetime,
                 )
         if len(storages) == 1:

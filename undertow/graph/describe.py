@@ -121,6 +121,7 @@ class Descriptions:
     def __init__(self, values: Values) -> None:
         self._values = values
         self._known: dict[object, Work] = {}
+        self._writes: dict[int, bool] = {}  # whether a target of the graph writes to its arguments
 
     def of(self, node: fx.Node) -> Work:
         look = self._look(node)
@@ -133,13 +134,17 @@ class Descriptions:
 
     def _look(self, node: fx.Node) -> object:
         """What nodes with the same description have in common; None where that is not known."""
-        if written_parameters(node.target):
+        target = node.target
+        writes = self._writes.get(id(target))
+        if writes is None:
+            writes = self._writes[id(target)] = bool(written_parameters(target))
+        if writes:
             return None  # what it costs depends on what it returns of what it writes to
         result, args = self._values.look(node), self._looks(node.args)
         kwargs = self._looks(tuple(node.kwargs.items())) if node.kwargs else ()
         if result is None or args is None or kwargs is None:
             return None
-        return node.target, result, args, kwargs
+        return id(target), result, args, kwargs  # to hash an operator itself takes longer
 
     def _looks(self, given: tuple[Any, ...] | list[Any]) -> tuple[object, ...] | None:
         found: list[object] = []

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, UntypedStorage, fx
 
 from undertow.capture import torch_api
 from undertow.errors import ProgramError
@@ -38,6 +38,7 @@ class Values:
     def __init__(self) -> None:
         self._tensors: dict[fx.Node, list[Tensor]] = {}
         self._storages: dict[fx.Node, tuple[int, ...]] = {}
+        self._storage_of: dict[int, UntypedStorage] = {}  # by its key
         self._looks: dict[fx.Node, object] = {}
 
     def tensors(self, node: fx.Node) -> list[Tensor]:
@@ -50,25 +51,37 @@ class Values:
         """The storage of each tensor."""
         found = self._storages.get(node)
         if found is None:
-            keys = [torch_api.storage_key(tensor) for tensor in self.tensors(node)]
-            found = self._storages[node] = tuple(keys)
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                found = (self._key_of(value),)
+            else:
+                found = tuple([self._key_of(tensor) for tensor in self.tensors(node)])
+            self._storages[node] = found
         return found
+
+    def _key_of(self, tensor: Tensor) -> int:
+        key, storage = torch_api.keyed_storage(tensor)
+        self._storage_of[key] = storage
+        return key
+
+    def nbytes_of(self, storage: int) -> int:
+        """Bytes of a storage that was asked for."""
+        return number(self._storage_of[storage].nbytes())
 
     def look(self, node: fx.Node) -> object:
         """What nodes have in common whose values differ in nothing that costs: shapes, strides and
         dtypes, or a number; None where that cannot be compared."""
-        if node not in self._looks:
-            self._looks[node] = _look(node.meta.get("val"))
-        return self._looks[node]
+        found = self._looks.get(node, self)
+        if found is self:
+            found = self._looks[node] = _look(node.meta.get("val"))
+        return found
 
 
 def _look(value: Any) -> object:
     if isinstance(value, Tensor):
-        sizes = *value.shape, *value.stride()
-        for size in sizes:
-            if type(size) is not int:
-                return None
-        return sizes, value.dtype
+        if torch_api.is_symbolic(value):
+            return None
+        return value.shape, value.stride(), value.dtype
     if isinstance(value, _SEQUENCES):
         looks = tuple([_look(item) for item in value])
         return None if None in looks else looks

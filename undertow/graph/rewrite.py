@@ -13,8 +13,8 @@ from torch import fx
 
 from undertow.errors import OrderError
 from undertow.garbage import without_collections
-from undertow.graph.coalesce import coalesce, with_picks
-from undertow.graph.collectives import collective_call
+from undertow.graph.coalesce import coalesce, picked_from, with_picks
+from undertow.graph.collectives import collective_call, is_collective
 from undertow.graph.convert import Converted
 from undertow.graph.joins import Joins
 from undertow.graph.merge_copies import copy_together
@@ -41,7 +41,7 @@ def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
     _check_definitions(graph, merged, order, parts, converted.glue)
     starts = {copies.start for copies in merged.copies}
     for task in order.tasks:
-        if len(parts[task]) > 1 and collective_call(parts[task][0]) and task not in starts:
+        if len(parts[task]) > 1 and is_collective(parts[task][0].target) and task not in starts:
             coalesce(parts[task], merged.program.tasks[task].module)
             parts[task] = parts[task][:1]
     _write_copies(graph, merged, parts)
@@ -114,7 +114,16 @@ def _check_definitions(
         if node.op in _INPUTS:
             placed.update(with_picks(node))
     needed_at = {copies.pack: copies.start for copies in merged.copies}
+    picked = picked_from(graph)
     for task in order.tasks:
+        if len(parts[task]) == 1 and task not in needed_at:
+            (node,) = parts[task]
+            if node not in picked and node not in glue:  # as most are
+                for source in node.all_input_nodes:
+                    if source not in placed:
+                        raise _misplaced(node, source)
+                placed.add(node)
+                continue
         # A copy that packs does casts, and then needs all that the collective does.
         members = [*parts[task], *(parts[needed_at[task]] if task in needed_at else ())]
         needed = [node for member in members for node in (*glue.get(member, ()), member)]
@@ -124,25 +133,32 @@ def _check_definitions(
             inside = made | glued if task in needed_at else glued
             for source in node.all_input_nodes:
                 if source not in placed and source not in inside:
-                    raise OrderError(
-                        f"the order places {node.name!r} before {source.name!r}, which it uses; "
-                        "this is a hazard that the conversion of the graph has missed"
-                    )
+                    raise _misplaced(node, source)
         placed |= made | glued
     left = [node.name for node in graph.nodes if node not in placed and node.op != "output"]
     if left:
         raise OrderError(f"the order does not place {left[0]!r}: the graph was changed meanwhile")
 
 
+def _misplaced(node: fx.Node, source: fx.Node) -> OrderError:
+    return OrderError(
+        f"the order places {node.name!r} before {source.name!r}, which it uses; "
+        "this is a hazard that the conversion of the graph has missed"
+    )
+
+
 def _arrange(graph: fx.Graph, nodes: Sequence[fx.Node], glue: Glue) -> None:
     """Inputs first, then `nodes`, each with its glue and what picks from it, then the output."""
-    inputs = [node for op in _INPUTS for node in graph.nodes if node.op == op]
+    inputs = [node for op in _INPUTS for node in graph.find_nodes(op=op)]
     picks = [pick for node in inputs for pick in list(with_picks(node))[1:]]
-    ordered = [
-        *inputs,
-        *picks,
-        *(part for node in nodes for part in (*glue.get(node, ()), *with_picks(node))),
-    ]
+    picked = picked_from(graph)
+    ordered = [*inputs, *picks]
+    for node in nodes:
+        ordered += glue.get(node, ())
+        if node in picked:
+            ordered += with_picks(node)
+        else:
+            ordered.append(node)
     if not ordered:
         return
     front = next(iter(graph.nodes))

@@ -25,6 +25,7 @@ from undertow.program.model import (
     Stream,
     Task,
     Work,
+    made_hazard,
 )
 
 Ref = int | str
@@ -72,6 +73,7 @@ class ProgramBuilder:
         self._access: list[_Access] = []
         self._released: set[int] = set()  # starts that have been waited for
         self._hazards: list[Hazard] = []
+        self._sources: list[tuple[int, ...]] = []  # per task, what it depends on
         self._policies: list[tuple[Ref, Ref]] = []
 
     # -- declarations ---------------------------------------------------------------------------
@@ -225,7 +227,7 @@ class ProgramBuilder:
         for buffer, access in zip(self._buffers, self._access, strict=True):
             if buffer.lifetime is Lifetime.OUTPUT and access.writer < 0:
                 raise ProgramError(f"output buffer {buffer.name!r} is never written by any task")
-        return Program(
+        made = Program(
             self.name,
             tuple(self._tasks),
             tuple(self._buffers),
@@ -233,6 +235,9 @@ class ProgramBuilder:
             tuple(self._with_policies() if self._policies else self._hazards),
             self.machine,
         )
+        if not self._policies:
+            made.__dict__["predecessors"] = tuple(self._sources)  # found on the way
+        return made
 
     def _with_policies(self) -> list[Hazard]:
         """All hazards in their order, those of policies where no other says the same."""
@@ -259,39 +264,45 @@ class ProgramBuilder:
         for ref in after:
             if type(ref) is not int or not 0 <= ref < index:
                 ref = self._task_ref(f"task {task.name!r}", ref)
-            found[ref] = Hazard(ref, index, HazardKind.RAW)
+            found[ref] = made_hazard((ref, index, HazardKind.RAW, -1))
         self._read(task, index, found)
         self._write(task, index, found)
         if task.kind is Kind.START:
             self._send(task, index)
         elif task.kind is Kind.WAIT:
             self._release(task, index, found)
-        self._hazards += [found[src] for src in sorted(found)] if len(found) > 1 else found.values()
+        sources = sorted(found) if len(found) > 1 else found
+        self._hazards += map(found.__getitem__, sources)
+        self._sources.append(tuple(sources))
         self._tasks.append(task)
         self._task_index[task.name] = index
         return index
 
     def _read(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
+        is_view = task.kind is Kind.VIEW
         for buffer in task.reads:
             access = self._access[buffer]
-            if access.writer < 0 and self._buffers[buffer].lifetime not in _THERE_BEFORE:
+            writer = access.writer
+            if writer < 0 and self._buffers[buffer].lifetime not in _THERE_BEFORE:
                 raise ProgramError(
                     f"task {task.name!r} reads buffer {self._buffers[buffer].name!r} before any "
                     "task has written it; declare it as an input or write it first"
                 )
-            if task.kind is not Kind.VIEW:
+            if not is_view:
                 if access.filled_by >= 0:
                     raise self._race(task, "reads", buffer, access.filled_by, "writes")
                 access.readers.append(index)
-            if access.writer >= 0:
-                _keep_strongest(found, Hazard(access.writer, index, HazardKind.RAW, buffer))
+            if writer >= 0:
+                known = found.get(writer)
+                if known is None or known.kind is not HazardKind.RAW:
+                    found[writer] = made_hazard((writer, index, HazardKind.RAW, buffer))
 
     def _write(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
         for buffer in task.writes:
             access = self._access[buffer]
             if access.filled_by >= 0 and access.filled_by != task.start:
                 raise self._race(task, "writes", buffer, access.filled_by, "writes")
-            others = [start for start in access.sent_by if start != task.start]
+            others = access.sent_by and [start for start in access.sent_by if start != task.start]
             if others:
                 raise self._race(task, "writes", buffer, others[0], "reads")
             if access.writer >= 0:
@@ -364,9 +375,12 @@ class ProgramBuilder:
     def _buffer_refs(self, task: str, refs: Iterable[Ref]) -> tuple[int, ...]:
         count = len(self._buffers)
         given = tuple(refs)
-        plain = {ref for ref in given if type(ref) is int and 0 <= ref < count}
-        if len(plain) == len(given):
-            return given  # type: ignore[return-value]  # as most come: nothing to look up
+        for ref in given:
+            if type(ref) is not int or not 0 <= ref < count:
+                break
+        else:  # as most come: nothing to look up
+            if len(given) < 2 or len(set(given)) == len(given):
+                return given  # type: ignore[return-value]
         return tuple(
             dict.fromkeys(
                 self._resolve(

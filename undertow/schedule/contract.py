@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
 
-from undertow.program import Buffer, Hazard, Program, Task
-from undertow.program.model import IntArray
-
-_made_hazard = partial(tuple.__new__, Hazard)  # a third of the time that calling the class takes
+from undertow.program import Buffer, Program, Task
+from undertow.program.model import IntArray, made_hazard
 
 
 def contracted_order(
@@ -69,7 +66,7 @@ def contracted(
     src, dst = src[order], dst[order]
     picked = order.tolist()
     kinds, on = map(edges.kinds.__getitem__, picked), map(edges.buffers.__getitem__, picked)
-    hazards = map(_made_hazard, zip(src.tolist(), dst.tolist(), kinds, on, strict=True))
+    hazards = map(made_hazard, zip(src.tolist(), dst.tolist(), kinds, on, strict=True))
     kept = program.buffers if buffers is None else buffers
     made = replace(program, tasks=tasks, buffers=kept, hazards=tuple(hazards))
     # Found on the way:

@@ -98,11 +98,14 @@ class Plan:
 def program_digest(program: Program) -> str:
     """What a Plan is made for: tasks, what they touch and their hazards, whatever they cost."""
     rows = [
-        repr((task.name, str(task.kind), task.stream, task.reads, task.writes, task.start))
-        for task in program.tasks
+        (task.name, kind.value, task.stream, task.reads, task.writes, task.start)
+        for task, kind in zip(program.tasks, program.kinds, strict=True)
     ]
-    rows += [f"{src},{dst},{kind};" for src, dst, kind, _ in program.hazards]
-    return hashlib.sha256("".join(rows).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(repr(rows).encode())
+    edges = program.edges
+    for column in (edges.src, edges.dst, edges.strength):
+        digest.update(column.astype("<i8").tobytes())
+    return digest.hexdigest()[:32]
 
 
 def sequence_digest(program: Program, order: Order) -> str:
