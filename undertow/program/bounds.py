@@ -13,6 +13,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import add
 
 from undertow.program.model import HOST_STREAM, Kind, Program, Task
 
@@ -63,16 +64,15 @@ def lower_bounds(program: Program) -> Bounds:
     found += [Bound(BoundKind.LINK_TOTAL, ns) for ns in _link_totals(program)]
     heads = _heads(program)
     tails = _tails(program)
-    longest = max(
-        (heads.begin[i] + task.ns + tails.after_end[i] for i, task in enumerate(program.tasks)),
-        default=0,
-    )
-    longest = max([longest, *(h + t for h, t in zip(heads.ready, tails.after_ready, strict=True))])
+    ns = [task.ns for task in program.tasks]
+    longest = max(map(sum, zip(heads.begin, ns, tails.after_end, strict=True)), default=0)
+    longest = max([longest, *map(add, heads.ready, tails.after_ready)])
     found.append(Bound(BoundKind.CRITICAL_PATH, longest))
     jobs: list[list[tuple[int, int, int]]] = [[] for _ in program.streams]
-    for i, task in enumerate(program.tasks):
-        if task.kind in (Kind.COMPUTE, Kind.START):
-            jobs[task.stream].append((heads.begin[i], task.ns, tails.after_end[i]))
+    for i, kind in enumerate(program.kinds):
+        if kind is Kind.COMPUTE or kind is Kind.START:
+            stream = program.tasks[i].stream
+            jobs[stream].append((heads.begin[i], ns[i], tails.after_end[i]))
     for stream, work in enumerate(jobs):
         if work:
             found.append(Bound(BoundKind.ONE_MACHINE, one_machine_bound(work), stream))
@@ -85,26 +85,25 @@ def one_machine_bound(jobs: Iterable[tuple[int, int, int]]) -> int:
     Jackson's rule (always work on the released job with the longest tail) is optimal when jobs may
     be interrupted, so this bounds every schedule in which they may not. O(n log n).
     """
-    waiting = sorted(jobs)
     urgent: list[tuple[int, int]] = []  # (-tail, work left)
     now = best = 0
-    at = 0
-    while at < len(waiting) or urgent:
-        if not urgent:
-            now = max(now, waiting[at][0])
-        while at < len(waiting) and waiting[at][0] <= now:
-            _head, duration, tail = waiting[at]
-            heapq.heappush(urgent, (-tail, duration))
-            at += 1
-        until = waiting[at][0] if at < len(waiting) else None
-        minus_tail, left = urgent[0]
-        step = left if until is None else min(left, until - now)
-        now += step
-        if step == left:
-            heapq.heappop(urgent)
-            best = max(best, now - minus_tail)
-        else:
-            heapq.heapreplace(urgent, (minus_tail, left - step))
+    for head, duration, tail in sorted(jobs):
+        while urgent and now < head:
+            minus_tail, left = urgent[0]
+            if now + left <= head:
+                now += left
+                heapq.heappop(urgent)
+                if now - minus_tail > best:
+                    best = now - minus_tail
+            else:
+                heapq.heapreplace(urgent, (minus_tail, left - (head - now)))
+                now = head
+        if now < head:
+            now = head
+        heapq.heappush(urgent, (-tail, duration))
+    for minus_tail, left in sorted(urgent):
+        now += left
+        best = max(best, now - minus_tail)
     return best
 
 
@@ -112,8 +111,9 @@ def _stream_totals(program: Program) -> list[int]:
     totals = [0] * len(program.streams)
     launches = 0
     for task in program.tasks:
-        totals[task.stream] += task.ns
-        launches += task.host_launches
+        if task.kind is not Kind.VIEW:  # which takes nothing
+            totals[task.stream] += task.ns
+            launches += task.launches
     totals[HOST_STREAM] += program.machine.launch_ns * launches
     return totals
 
@@ -152,30 +152,31 @@ def _heads(program: Program) -> _Heads:
     What follows a task comes after its end. What follows a start comes only after its place in the
     order, except its waits and later collectives on its stream: those come after its end too.
     """
-    tasks, count, launch = program.tasks, len(program), program.machine.launch_ns
-    kinds = [task.kind for task in tasks]
+    tasks, kinds, count = program.tasks, program.kinds, len(program)
+    launch = program.machine.launch_ns
     ready, begin, end, launched = [0] * count, [0] * count, [0] * count, [0] * count
     for i, sources in enumerate(program.predecessors):
+        task = tasks[i]
         place = on_host = earliest = 0
         for source in sources:
             before = kinds[source]
-            on_host_then = end[source] if before is Kind.HOST else launched[source]
+            reached = end[source]
+            on_host_then = reached if before is Kind.HOST else launched[source]
             if on_host_then > on_host:
                 on_host = on_host_then
             if before is Kind.START:
-                if _queues_behind(tasks[i], source, tasks[source]):
-                    earliest = max(earliest, end[source])
+                if reached > earliest and _queues_behind(task, source, tasks[source]):
+                    earliest = reached
                 reached = ready[source]
-            else:
-                reached = end[source]
             if reached > place:
                 place = reached
         if kinds[i] is not Kind.VIEW:
-            on_host += launch * tasks[i].launches
-            place = max(place, on_host)
+            on_host += launch * task.launches
+            if on_host > place:
+                place = on_host
         launched[i], ready[i] = on_host, place
-        begin[i] = max(place, earliest)
-        end[i] = begin[i] + tasks[i].ns
+        begins = begin[i] = earliest if earliest > place else place
+        end[i] = begins + task.ns
     return _Heads(ready, begin)
 
 
@@ -188,16 +189,16 @@ def _queues_behind(task: Task, start: int, collective: Task) -> bool:
 
 def _tails(program: Program) -> _Tails:
     """The mirror image of `_heads`, without launches: a tail may be smaller than the truth."""
-    tasks, successors = program.tasks, program.successors
+    tasks, kinds, successors = program.tasks, program.kinds, program.successors
     after_end, after_ready = [0] * len(program), [0] * len(program)
     for i in range(len(program) - 1, -1, -1):
-        task = tasks[i]
         # after_ready counts from the moment that the target's place is reached.
         follows = 0
         for target in successors[i]:
             if after_ready[target] > follows:
                 follows = after_ready[target]
-        if task.kind is not Kind.START:
+        task = tasks[i]
+        if kinds[i] is not Kind.START:
             after_end[i] = follows
             after_ready[i] = task.ns + follows
             continue

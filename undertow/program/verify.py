@@ -112,7 +112,7 @@ def _check_permutation(program: Program, order: Order) -> Iterator[Violation]:
 def _check_hazards(program: Program, order: Order) -> Iterator[Violation]:
     place: list[int] = order.positions().tolist()
     for hazard in program.hazards:
-        if place[hazard.src] > place[hazard.dst]:
+        if place[hazard[0]] > place[hazard[1]]:
             src, dst = program.tasks[hazard.src].name, program.tasks[hazard.dst].name
             on = f" on buffer {program.buffers[hazard.buffer].name!r}" if hazard.buffer >= 0 else ""
             yield Violation(
@@ -129,14 +129,15 @@ def _seen_writes(program: Program, order: Order) -> list[int]:
     Views read no data. A wait makes its start's write valid: it sees that start's write and leaves
     it in place. A write counts as one that sees what was there, since it may cover only a part.
     """
-    tasks = program.tasks
-    offsets = [0, *accumulate(len(task.reads) + len(task.writes) for task in tasks)]
+    tasks, kinds = program.tasks, program.kinds
+    offsets = [0, *accumulate([len(task.reads) + len(task.writes) for task in tasks])]
     writer = [-1] * len(program.buffers)
     seen = [-1] * offsets[-1]
     for i in order.tasks:
-        task = tasks[i]
-        if task.kind is Kind.VIEW:
+        kind = kinds[i]
+        if kind is Kind.VIEW:
             continue
+        task = tasks[i]
         at = offsets[i]
         for buffer in task.reads:
             seen[at] = writer[buffer]
@@ -144,7 +145,7 @@ def _seen_writes(program: Program, order: Order) -> list[int]:
         for buffer in task.writes:
             seen[at] = writer[buffer]
             at += 1
-        if task.kind is not Kind.WAIT:
+        if kind is not Kind.WAIT:
             for buffer in task.writes:
                 writer[buffer] = i
     return seen
@@ -180,10 +181,11 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
     filling: dict[int, int] = {}  # buffer -> collective that writes it
     started: set[int] = set()
     for i in order.tasks:
-        task = program.tasks[i]
-        if task.kind is Kind.VIEW:
+        kind = program.kinds[i]
+        if kind is Kind.VIEW:
             continue
-        if task.kind is Kind.WAIT:
+        task = program.tasks[i]
+        if kind is Kind.WAIT:
             if task.start not in started:
                 start = program.tasks[task.start].name
                 message = f"wait {task.name!r} is placed before its start {start!r}"
@@ -202,7 +204,7 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
                 yield _in_flight(program, i, "writes", buffer, filling[buffer])
             elif sending.get(buffer):
                 yield _in_flight(program, i, "writes", buffer, min(sending[buffer]))
-        if task.kind is Kind.START:
+        if kind is Kind.START:
             started.add(i)
             for buffer in task.reads:
                 sending.setdefault(buffer, set()).add(i)
@@ -249,14 +251,15 @@ def _check_lifetimes(
     live = liveness(program, order)
     first, last = live.first.tolist(), live.last.tolist()
     dying = sorted(range(len(last)), key=last.__getitem__)
-    next_dying = 0
+    deaths = [last[buffer] for buffer in dying]
+    next_dying, tasks = 0, program.tasks
     sizes = [buffer.nbytes for buffer in program.buffers]
     alive = list(program.there_before)
     nbytes = sum(size for size, there in zip(sizes, alive, strict=True) if there)
     peak, peak_at = nbytes, -1
     held = _held_by_collectives(program, order)
     for position, i in enumerate(order.tasks):
-        task = program.tasks[i]
+        task = tasks[i]
         for buffer in task.reads + task.writes:
             if not alive[buffer]:
                 if first[buffer] != position:
@@ -265,7 +268,7 @@ def _check_lifetimes(
                 nbytes += sizes[buffer]
         if nbytes > peak:
             peak, peak_at = nbytes, i
-        while next_dying < len(dying) and last[dying[next_dying]] <= position:
+        while next_dying < len(dying) and deaths[next_dying] <= position:
             buffer = dying[next_dying]
             next_dying += 1
             if alive[buffer]:
@@ -288,7 +291,7 @@ def _held_by_collectives(program: Program, order: Order) -> dict[int, int]:
     order."""
     landed: dict[int, int] = {}
     for position, i in enumerate(order.tasks):
-        if program.tasks[i].kind is Kind.WAIT:
+        if program.kinds[i] is Kind.WAIT:
             landed.setdefault(program.tasks[i].start, position)
     held: dict[int, int] = {}
     for start in program.starts:

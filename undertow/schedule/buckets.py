@@ -298,14 +298,14 @@ def _rebuild(
     for position, old in enumerate(order):
         place[old] = position
     now_at = [place[first] for first in leader]
-    tasks: list[Task] = []
-    for old in order:
-        task = program.tasks[old]
-        if old in members:
-            task = _merged_start(program, members[old])
-        elif task.start >= 0:
-            task = task.awaiting(now_at[task.start])
-        tasks.append(task)
+    tasks = list(map(program.tasks.__getitem__, order))
+    for start, waits in program.waits_of.items():
+        for wait in waits:
+            tasks[place[wait]] = tasks[place[wait]].awaiting(now_at[start])
+    origins: list[tuple[int, ...]] = [(old,) for old in order]
+    for first, group in members.items():
+        tasks[place[first]] = _merged_start(program, group)
+        origins[place[first]] = tuple(group)
     copied = []
     for bucket in buckets:
         old = program.index[bucket.members[0]]
@@ -315,25 +315,36 @@ def _rebuild(
             task = tasks[place[old]]
             tasks[place[old]] = reprice(task, program.streams[task.stream].ranks)
     whole = contracted(program, now_at, tuple(tasks))
-    whole.__dict__["touches"] = _touched(program, whole, order, [place[old] for old in members])
-    origins = [tuple(members[old]) if old in members else (old,) for old in order]
-    if not copied:
-        return Merged(whole, buckets, tuple(origins))
-    return _with_copies(program, Merged(whole, buckets, tuple(origins)), copied, reprice)
+    _carry_over(program, whole, order, place, now_at, [place[old] for old in members])
+    made = Merged(whole, buckets, tuple(origins))
+    return _with_copies(program, made, copied, reprice) if copied else made
 
 
-def _touched(
-    program: Program, whole: Program, order: list[int], merged_at: list[int]
-) -> tuple[tuple[int, ...], ...]:
-    """What the tasks of the whole touch, where it is not what they touched before: of starts that
-    were merged, and their waits."""
+def _carry_over(
+    program: Program,
+    whole: Program,
+    order: list[int],
+    place: list[int],
+    now_at: list[int],
+    merged_at: list[int],
+) -> None:
+    """What is known of the tasks of the whole without looking at them again. They touch what they
+    touched before, but for starts that were merged, and their waits."""
+    waits: dict[int, list[int]] = {
+        start: [] for start in sorted({now_at[s] for s in program.starts})
+    }
+    for start, found in program.waits_of.items():
+        waits[now_at[start]] += [place[wait] for wait in found]
+    waits_of = {start: tuple(sorted(found)) for start, found in waits.items()}
     touched = list(map(program.touches.__getitem__, order))
     for start in merged_at:
-        waits = whole.waits_of[start]
-        for place in (start, *waits):
-            touched[place] = whole.tasks[place].touched
-        hold_until_awaited(touched, start, waits)
-    return tuple(touched)
+        for at in (start, *waits_of[start]):
+            touched[at] = whole.tasks[at].touched
+        hold_until_awaited(touched, start, waits_of[start])
+    whole.__dict__["kinds"] = tuple(map(program.kinds.__getitem__, order))
+    whole.__dict__["starts"] = tuple(waits_of)
+    whole.__dict__["waits_of"] = waits_of
+    whole.__dict__["touches"] = tuple(touched)
 
 
 def _with_copies(

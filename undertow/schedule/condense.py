@@ -83,29 +83,33 @@ class _Runs:
         self._room: list[int] = (memory.peak_nbytes - memory.during).tolist()  # per task
         self._little = memory.peak_nbytes // _LITTLE_SHARE
         compute_ns = sum([task.ns for task in program.tasks if task.kind is Kind.COMPUTE])
+        self._to_fold = _casts_to_fold(program)
         self._short_ns, self._run_ns = compute_ns // _SHORT_SHARE, compute_ns // _RUN_SHARE
 
     def found(self) -> tuple[list[int], list[list[int]]]:
         """Per task the run that it is in, and the runs."""
         run_of: list[int] = []
-        runs, sources = self._runs, self._program.predecessors
-        for index, task in enumerate(self._program.tasks):
-            into = max([run_of[source] for source in sources[index]], default=-1)
-            if task.kind is Kind.VIEW:
+        program, runs, may_be_joined = self._program, self._runs, self._may_be_joined
+        sources, tasks, to_fold = program.predecessors, program.tasks, self._to_fold
+        for index, kind in enumerate(program.kinds):
+            into = -1
+            for source in sources[index]:
+                if run_of[source] > into:
+                    into = run_of[source]
+            if kind is Kind.VIEW:
                 into = into if self._is_free(index, into) else -1
-            elif into < len(runs) - 1 or not self._goes_on(index):
+            elif kind is not Kind.COMPUTE or into < len(runs) - 1 or not self._goes_on(index):
                 into = -1
-            if into < 0 or not self._may_be_joined[into]:
+            if into < 0 or not may_be_joined[into]:
                 into = len(runs)
                 runs.append([])
                 # Buckets look at what surrounds a start: that stays as it is.
-                is_near_start = task.kind is Kind.START or _may_be_folded(self._program, index)
-                self._may_be_joined.append(not is_near_start)
+                may_be_joined.append(kind is not Kind.START and index not in to_fold)
                 self._freed = self._taken_ns = 0
             runs[into].append(index)
             run_of.append(into)
-            if into == len(runs) - 1 and task.kind is Kind.COMPUTE:
-                self._taken_ns += task.ns
+            if kind is Kind.COMPUTE and into == len(runs) - 1:
+                self._taken_ns += tasks[index].ns
                 self._freed += self._frees(index, runs[into][0])
         return run_of, runs
 
@@ -120,40 +124,37 @@ class _Runs:
         """Whether a task is part of the kernel before it, or takes so little after what it needs
         that nothing would begin between them. All that a run reads counts as there until it ends:
         that must be little, and not show in the captured order's peak."""
-        program, task = self._program, self._program.tasks[index]
-        if task.kind is not Kind.COMPUTE or not self._runs:
+        if not self._runs or index in self._to_fold:
             return False
+        task, kinds = self._program.tasks[index], self._program.kinds
         is_short = task.ns <= self._short_ns and not task.launches
         if not is_short and self._taken_ns + task.ns > self._run_ns:
             return False
-        if _may_be_folded(program, index):
-            return False
-        is_compute = program.tasks[self._runs[-1][0]].kind is Kind.COMPUTE
+        is_compute = kinds[self._runs[-1][0]] is Kind.COMPUTE
         return is_compute and self._freed <= min(self._room[index], self._little)
 
     def _frees(self, index: int, head: int) -> int:
         """The bytes that end with this task, of what was there before its run."""
-        program = self._program
-        return sum(
-            [
-                program.buffers[b].nbytes
-                for b in program.touches[index]
-                if self._last_use[b] == index and program.first_toucher[b] < head
-            ]
-        )
+        program, last_use, freed = self._program, self._last_use, 0
+        for buffer in program.touches[index]:
+            if last_use[buffer] == index and program.first_toucher[buffer] < head:
+                freed += program.buffers[buffer].nbytes
+        return freed
 
 
-def _may_be_folded(program: Program, index: int) -> bool:
-    """Whether it is a cast that a collective follows, which the bucket's copy might do."""
-    task = program.tasks[index]
-    if not isinstance(task.work, Work) or task.work.op not in CASTS:
-        return False
-    for after in program.successors[index]:
-        kind = program.tasks[after].kind
-        near = program.successors[after] if kind is Kind.VIEW else (after,)
-        if any(program.tasks[other].kind is Kind.START for other in near):
-            return True
-    return False
+def _casts_to_fold(program: Program) -> set[int]:
+    """The casts that a collective follows, maybe after views, which the bucket's copy might do."""
+    kinds, found = program.kinds, set()
+    for start in program.starts:
+        for before in program.predecessors[start]:
+            is_view = kinds[before] is Kind.VIEW
+            near = program.predecessors[before] if is_view else (before,)
+            found.update([task for task in near if _is_cast(program.tasks[task])])
+    return found
+
+
+def _is_cast(task: Task) -> bool:
+    return isinstance(task.work, Work) and task.work.op in CASTS
 
 
 class _Tasks:
@@ -174,8 +175,12 @@ class _Tasks:
         self._is_inner: list[bool] = is_inner.tolist()  # per buffer: one run alone touches it
 
     def made(self, runs: Sequence[Sequence[int]]) -> tuple[tuple[Task, ...], tuple[Buffer, ...]]:
-        tasks = tuple([self._task(run) for run in runs])
-        return tasks, tuple(self._buffers)
+        old = self._program.tasks
+        tasks = [
+            old[run[0]] if len(run) == 1 and old[run[0]].start < 0 else self._task(run)
+            for run in runs
+        ]
+        return tuple(tasks), tuple(self._buffers)
 
     def _task(self, run: Sequence[int]) -> Task:
         tasks = self._program.tasks
@@ -185,7 +190,8 @@ class _Tasks:
         if len(run) == 1 or head.kind is Kind.WAIT:
             return head
         members = [tasks[task] for task in run]
-        if all(task.kind is Kind.VIEW for task in members[1:]):
+        kinds = self._program.kinds
+        if all([kinds[task] is Kind.VIEW for task in run[1:]]):
             reads = dict.fromkeys([b for task in members for b in task.reads])
             mine = set(head.writes)
             seen = tuple([b for b in reads if b not in mine or b in head.reads])

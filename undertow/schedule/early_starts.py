@@ -25,7 +25,9 @@ class Edges:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._weak = {(h.src, h.dst) for h in program.hazards if h.kind is not HazardKind.RAW}
+        self._weak = {
+            (src, dst) for src, dst, kind, _ in program.hazards if kind is not HazardKind.RAW
+        }
 
     def serves_only(self, task: int, users: list[int]) -> bool:
         """Whether nobody but `users` needs what `task` makes, and somebody does."""
@@ -58,7 +60,7 @@ class _Raise:
         self._edges = edges
 
     def holds_back(self, task: int) -> int | None:
-        return FOREVER if self._program.tasks[task].kind is Kind.START else None
+        return FOREVER if self._program.kinds[task] is Kind.START else None
 
     def joins(self, task: int, unit: Unit) -> bool:
         kind = self._program.tasks[task].kind
@@ -92,7 +94,7 @@ class _RaiseAsNeeded(_Raise):
         self._next_begin: dict[int, int] = {}  # stream -> when its next collective must begin
 
     def holds_back(self, task: int) -> int | None:
-        if self._program.tasks[task].kind is not Kind.START:
+        if self._program.kinds[task] is not Kind.START:
             return None
         latest = self._latest_begin(task)
         # If only its stream is late, its own place is early enough: those before it must rise.
@@ -126,7 +128,9 @@ class _RaiseAsNeeded(_Raise):
         return True
 
     def placed(self, task: int) -> None:
-        self.progress = max(self.progress, self._total - self._reached[task])
+        done = self._total - self._reached[task]
+        if done > self.progress:
+            self.progress = done
 
 
 def reached_ns(timeline: Timeline) -> list[int]:
@@ -134,7 +138,7 @@ def reached_ns(timeline: Timeline) -> list[int]:
     program, ready = timeline.program, timeline.ready.tolist()
     now, reached = 0, [0] * len(program)
     for task in timeline.order.tasks:
-        if program.tasks[task].kind is not Kind.HOST:  # those run on a clock of their own
-            now = max(now, ready[task])
+        if ready[task] > now and program.kinds[task] is not Kind.HOST:  # that has its own clock
+            now = ready[task]
         reached[task] = now
     return reached

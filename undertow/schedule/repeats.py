@@ -225,9 +225,10 @@ class _Fold:
     def _hazards(self) -> tuple[Hazard, ...]:
         strongest: dict[tuple[int, int], Hazard] = {}
         stand_in, place = self.stand_in, self.place
-        for source, target, kind, on in self.program.hazards:
-            if stand_in[target] != target:
-                continue  # the stand-in has its own
+        edges = self.program.edges
+        kept = np.asarray(stand_in, dtype=np.int64)[edges.dst] == edges.dst  # else it has its own
+        for at in np.flatnonzero(kept).tolist():
+            source, target, kind, on = self.program.hazards[at]
             src, dst = place[stand_in[source]], place[target]
             known = strongest.get((dst, src))
             if known is None or kind.strength > known.kind.strength:

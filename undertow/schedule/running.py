@@ -8,6 +8,10 @@ in which it was placed, so the counts never drift.
 
 from __future__ import annotations
 
+from itertools import compress
+
+import numpy as np
+
 from undertow.program import Kind, Program
 from undertow.schedule.limits import Limits, in_flight_nbytes
 
@@ -30,20 +34,17 @@ class RunningMemory:
 
     def __init__(self, program: Program, limits: Limits, *, backward: bool = False) -> None:
         self._touches = program.touches
-        self._nbytes = [buffer.nbytes for buffer in program.buffers]
-        self._left = [0] * len(program.buffers)  # touches that are not placed yet
-        for buffers in program.touches:
-            for buffer in buffers:
-                self._left[buffer] += 1
+        arrays = program.arrays
+        self._nbytes: list[int] = arrays.nbytes.tolist()
+        left = np.bincount(arrays.touched, minlength=len(self._nbytes))
+        self._left: list[int] = left.tolist()  # touches that are not placed yet
         there, stays = program.there_before, program.stays
         self._present = list(stays if backward else there)
         self._leaves = [not keep for keep in (there if backward else stays)]
         for buffer, count in enumerate(self._left):
             if count == 0:  # nobody touches it: it is there all the time or never
                 self._present[buffer] = there[buffer]
-        self.live = sum(
-            size for size, here in zip(self._nbytes, self._present, strict=True) if here
-        )
+        self.live = sum(compress(self._nbytes, self._present))
         self.limit = limits.allowed_peak(program)
         self.peak = 0
         self.in_flight = 0
@@ -78,17 +79,18 @@ class RunningMemory:
 
     def place(self, task: int) -> None:
         present, nbytes, left = self._present, self._nbytes, self._left
-        freed = 0
+        live, freed = self.live, 0
         for buffer in self._touches[task]:
             if not present[buffer]:
                 present[buffer] = True
-                self.live += nbytes[buffer]
-            left[buffer] -= 1
-            if left[buffer] == 0 and self._leaves[buffer]:
+                live += nbytes[buffer]
+            uses = left[buffer] = left[buffer] - 1
+            if not uses and self._leaves[buffer]:
                 freed += nbytes[buffer]
                 present[buffer] = False
-        self.peak = max(self.peak, self.live)
-        self.live -= freed
+        if live > self.peak:
+            self.peak = live
+        self.live = live - freed
         self.in_flight += self._flight[task]
 
 
@@ -97,6 +99,7 @@ class Clock:
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._launch_ns = program.machine.launch_ns
         self.compute = 0  # time of the compute stream
         self.host = 0
         self.done = [0] * len(program)  # when each placed task ended; a start: on the wire
@@ -104,24 +107,26 @@ class Clock:
         self._free = [0] * len(program.streams)
 
     def place(self, index: int) -> None:
-        task = self._program.tasks[index]
-        if task.kind is Kind.VIEW:
+        kind = self._program.kinds[index]
+        if kind is Kind.VIEW:
             self.done[index] = self.compute
             return
-        self.host += self._program.machine.launch_ns * task.launches
-        if task.kind is Kind.HOST:
+        task = self._program.tasks[index]
+        self.host += self._launch_ns * task.launches
+        if kind is Kind.HOST:
             self._run_on_host(index, task.ns)
             return
-        self.compute = max(self.compute, self.host)
-        if task.kind is Kind.START:
+        if self.host > self.compute:
+            self.compute = self.host
+        if kind is Kind.COMPUTE:
+            self.compute += task.ns
+        elif kind is Kind.WAIT:
+            self.compute = max(self.compute, self.done[task.start])
+        else:
             self._issued[index] = self.compute
             self._free[task.stream] = max(self.compute, self._free[task.stream]) + task.ns
             self.done[index] = self._free[task.stream]
             return
-        if task.kind is Kind.WAIT:
-            self.compute = max(self.compute, self.done[task.start])
-        else:
-            self.compute += task.ns
         self.done[index] = self.compute
 
     def _run_on_host(self, index: int, ns: int) -> None:

@@ -59,7 +59,9 @@ class Sweep:
         self._memory = RunningMemory(program, limits, backward=backward)
         self._first = program.successors if backward else program.predecessors
         self._next_in_group = next_in_group(program, order) if backward else {}
-        self._policies = {(h.src, h.dst) for h in program.hazards if h.kind is HazardKind.POLICY}
+        self._policies = {
+            (src, dst) for src, dst, kind, _ in program.hazards if kind is HazardKind.POLICY
+        }
         self._units: dict[int, Unit] = {}  # by head, the longest held first
         self._holding: dict[int, Unit] = {}  # those of them that hold memory
         self._unit_of: dict[int, Unit] = {}
@@ -118,7 +120,9 @@ class Sweep:
 
     def _blocked_by(self, task: int) -> list[tuple[Unit, LimitedBy]]:
         """Units that `task` must not pass, the longest held first, and the strongest reason."""
-        if not self._unit_of:
+        held = self._unit_of
+        is_next = self._next_in_group.get(task, -1) in held
+        if not is_next and held.keys().isdisjoint(self._first[task]):  # as most
             return []
         found: dict[int, tuple[Unit, LimitedBy]] = {}
         for other, why in self._must_precede(task):
