@@ -104,6 +104,23 @@ def test_storage_key_is_shared_by_views_only() -> None:
     assert torch_api.storage_key(x) != torch_api.storage_key(x.clone())
 
 
+def test_a_storage_comes_with_its_key() -> None:
+    x = torch.ones(4, dtype=torch.float64)
+    key, storage = torch_api.keyed_storage(x[1:])
+    assert key == torch_api.storage_key(x)
+    assert storage.nbytes() == 32
+
+
+def test_symbolic_sizes_are_told_apart() -> None:
+    fixed = torch_api.FakeTensorMode().from_tensor(torch.empty(6, 4))
+    dynamic = torch_api.FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.empty(6, 4))
+    assert [torch_api.is_symbolic(x) for x in (torch.empty(2), fixed, dynamic)] == [
+        False,
+        False,
+        True,
+    ]
+
+
 @pytest.mark.parametrize("is_dynamic", [False, True])
 def test_views_of_fakes_share_their_storage_and_keep_their_device(is_dynamic: bool) -> None:
     mode = torch_api.FakeTensorMode(shape_env=ShapeEnv() if is_dynamic else None)

@@ -1,7 +1,13 @@
 """The builder derives hazards and refuses what makes no sense, naming the task."""
 
-import pytest
+import random
+from dataclasses import replace
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.programs import random_program
 from undertow.errors import ProgramError
 from undertow.program import HazardKind, Lifetime, Machine, Program, ProgramBuilder, parse_program
 
@@ -28,6 +34,13 @@ def test_reads_and_writes_become_hazards_of_their_kind():
         ("use", "remake", "WAR"),
         ("remake", "reuse", "RAW"),
     }
+
+
+@settings(max_examples=20)
+@given(st.randoms(use_true_random=False), st.integers(2, 40))
+def test_what_a_task_depends_on_is_what_its_hazards_say(rng: random.Random, size: int):
+    program = random_program(rng, size)
+    assert program.predecessors == replace(program).predecessors
 
 
 def test_overwriting_the_input_of_a_collective_depends_on_its_wait():

@@ -63,3 +63,15 @@ def test_a_bucket_counts_as_its_members_do(step):
     )
     estimate_ns = captured_ns + found.timeline.idle_ns + exposed_ns
     assert found.total_ns(bounds) == pytest.approx(estimate_ns, abs=len(starts))
+
+
+def test_buckets_that_did_not_fit_are_not_tried_again():
+    program = fsdp_step(3_000)
+    peak = simulate(program).peak_nbytes
+    workshop = Workshop(program, reprice, Bounds(peak, None, 1))
+    buckets = workshop.bucketing(Recipe(20))
+    tries = workshop.fitted(buckets, Recipe().policy)
+    assert len(tries) > 1
+    again = workshop.fitted(buckets, Recipe().policy)
+    assert len(again) < len(tries)
+    assert again[-1][0].rank(workshop.bounds) == tries[-1][0].rank(workshop.bounds)

@@ -2,7 +2,7 @@ import heapq
 import random
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.programs import random_program
@@ -11,8 +11,9 @@ from undertow.program import Program
 from undertow.schedule.buckets import merge, propose
 from undertow.schedule.condense import condense
 from undertow.schedule.contract import contracted_order
+from undertow.schedule.facts import last_in_line
 
-_CARRIED = ("predecessors", "successors", "touches")
+_CARRIED = ("kinds", "starts", "waits_of", "predecessors", "successors", "touches")
 
 
 def anew(program: Program) -> Program:
@@ -27,6 +28,19 @@ def test_what_is_carried_over_is_what_would_be_found(rng: random.Random, size: i
     for made in (merge(program, buckets, longer).program, condense(program).program):
         for name in _CARRIED:
             assert getattr(made, name) == getattr(anew(made), name)
+
+
+@settings(max_examples=20)
+@given(st.randoms(use_true_random=False), st.integers(2, 40), st.integers(2, 6))
+def test_what_is_last_in_its_line_is_so_in_buckets_too(rng: random.Random, size: int, most: int):
+    program = described(random_program(rng, size))
+    is_last = last_in_line(program)
+    merged = merge(
+        program, propose(program, {key: most * MIB for key in keys(program) if key}), longer
+    )
+    if not merged.copies:
+        found = [is_last[origins[0]] for origins in merged.origins]
+        assert found == last_in_line(merged.program)
 
 
 @given(st.randoms(use_true_random=False), st.integers(2, 40))

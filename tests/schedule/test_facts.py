@@ -2,11 +2,11 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.programs import random_order, random_program, rngs
-from undertow.program import Order, renumbered
+from undertow.program import Kind, Order, renumbered
 from undertow.schedule.facts import Facts
 
 BY_POSITION = (
@@ -22,6 +22,26 @@ def test_another_base_order_says_what_the_renumbered_program_does(rng: random.Ra
     found, expected = Facts(program).in_order(order), Facts(renumbered(program, order))
     for name in BY_POSITION:
         assert getattr(found, name) == getattr(expected, name), name
+
+
+@settings(max_examples=30)
+@given(rngs, st.integers(2, 30))
+def test_a_unit_is_all_that_leads_to_its_start_alone(rng: random.Random, size: int):
+    """By the book: from the end, what has nothing but members of one unit behind it."""
+    program = random_program(rng, size)
+    facts, tasks = Facts(program), program.tasks
+    expected = [-1] * len(program)
+    for i in range(len(program) - 1, -1, -1):
+        units = {expected[after] for after in program.successors[i]}
+        if tasks[i].kind is Kind.START:
+            expected[i] = i
+        elif tasks[i].kind in (Kind.COMPUTE, Kind.VIEW) and len(units) == 1:
+            (start,) = units
+            if start >= 0 and facts.releases[start] < 0 and tasks[i].ns * 4 <= tasks[start].ns:
+                expected[i] = start
+    assert facts.unit_of == expected
+    for start, unit in facts.units.items():
+        assert unit == [task for task, of in enumerate(expected) if of == start]
 
 
 def test_the_same_base_order_is_the_same():

@@ -54,7 +54,9 @@ __all__ = [
     "has_fully_sharded_modules",
     "has_storage",
     "is_composite",
+    "is_symbolic",
     "job_store",
+    "keyed_storage",
     "min_cut_partition",
     "new_fake_mode",
     "node_sequence_number",
@@ -70,8 +72,6 @@ __all__ = [
     "tensor_users",
     "unbacked_symbols",
     "uses_python_reducer",
-    "is_symbolic",
-    "keyed_storage",
     "view_of",
     "without_fakes",
 ]

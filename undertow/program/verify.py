@@ -94,9 +94,12 @@ def stream_sequences(program: Program, order: Order) -> dict[str, tuple[str, ...
 
 
 def _check_permutation(program: Program, order: Order) -> Iterator[Violation]:
-    seen = [False] * len(program)
+    count = len(program)
+    if sorted(order.tasks) == list(range(count)):
+        return
+    seen = [False] * count
     for i in order.tasks:
-        if not 0 <= i < len(program):
+        if not 0 <= i < count:
             yield Violation(Rule.PERMUTATION, -1, f"there is no task number {i}")
         elif seen[i]:
             name = program.tasks[i].name
@@ -180,18 +183,28 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
     sending: dict[int, set[int]] = {}  # buffer -> collectives that read it
     filling: dict[int, int] = {}  # buffer -> collective that writes it
     started: set[int] = set()
+    landed: set[int] = set()
+    read, written = sending.keys(), filling.keys()  # by some collective, as of now
     for i in order.tasks:
         kind = program.kinds[i]
         if kind is Kind.VIEW:
             continue
         task = program.tasks[i]
+        if kind is Kind.COMPUTE:
+            is_free = read.isdisjoint(task.writes)
+            if is_free and written.isdisjoint(task.reads + task.writes):
+                continue  # as most
         if kind is Kind.WAIT:
             if task.start not in started:
                 start = program.tasks[task.start].name
                 message = f"wait {task.name!r} is placed before its start {start!r}"
                 yield Violation(Rule.IN_FLIGHT, i, message)
-            for buffer in program.tasks[task.start].reads:
-                sending.get(buffer, set()).discard(task.start)
+            elif task.start not in landed:
+                landed.add(task.start)
+                for buffer in program.tasks[task.start].reads:
+                    sending[buffer].discard(task.start)
+                    if not sending[buffer]:
+                        del sending[buffer]
             for buffer in task.writes:
                 if filling.get(buffer) == task.start:
                     del filling[buffer]
@@ -202,7 +215,7 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
         for buffer in task.writes:
             if buffer in filling:
                 yield _in_flight(program, i, "writes", buffer, filling[buffer])
-            elif sending.get(buffer):
+            elif buffer in sending:
                 yield _in_flight(program, i, "writes", buffer, min(sending[buffer]))
         if kind is Kind.START:
             started.add(i)
@@ -251,7 +264,7 @@ def _check_lifetimes(
     live = liveness(program, order)
     first, last = live.first.tolist(), live.last.tolist()
     dying = sorted(range(len(last)), key=last.__getitem__)
-    deaths = [last[buffer] for buffer in dying]
+    deaths = [*(last[buffer] for buffer in dying), len(program)]
     next_dying, tasks = 0, program.tasks
     sizes = [buffer.nbytes for buffer in program.buffers]
     alive = list(program.there_before)
@@ -268,7 +281,7 @@ def _check_lifetimes(
                 nbytes += sizes[buffer]
         if nbytes > peak:
             peak, peak_at = nbytes, i
-        while next_dying < len(dying) and deaths[next_dying] <= position:
+        while deaths[next_dying] <= position:
             buffer = dying[next_dying]
             next_dying += 1
             if alive[buffer]:

@@ -369,7 +369,8 @@ def _copied(program: Program, start: int, merged: list[int]) -> CopiedStart:
 
 def _merged_start(program: Program, merged: list[int]) -> Task:
     """One start for all; what casts that it does make is nobody's business but its own."""
-    every, casts = [], []
+    every: list[Task] = []
+    casts: list[Task] = []
     for index in merged:
         task = program.tasks[index]
         (every if task.kind is Kind.START else casts).append(task)

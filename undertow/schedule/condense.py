@@ -191,7 +191,7 @@ class _Tasks:
             return head
         members = [tasks[task] for task in run]
         kinds = self._program.kinds
-        if all([kinds[task] is Kind.VIEW for task in run[1:]]):
+        if all(kinds[task] is Kind.VIEW for task in run[1:]):
             reads = dict.fromkeys([b for task in members for b in task.reads])
             mine = set(head.writes)
             seen = tuple([b for b in reads if b not in mine or b in head.reads])
@@ -203,8 +203,11 @@ class _Tasks:
         reads: dict[int, None] = {}
         writes: dict[int, None] = {}
         for task in members:
-            reads |= dict.fromkeys([b for b in task.reads if b not in writes])
-            writes |= dict.fromkeys(task.writes)
+            for buffer in task.reads:
+                if buffer not in writes:
+                    reads[buffer] = None
+            for buffer in task.writes:
+                writes[buffer] = None
         kept = [b for b in writes if not self._is_inner[b]]
         made = {b for b in writes if self._made_by[b] == own}
         nbytes = self._made_peak(members, made)
@@ -219,14 +222,20 @@ class _Tasks:
 
     def _made_peak(self, members: Sequence[Task], made: set[int]) -> int:
         """The most bytes of what the run makes that are there at a time."""
-        last = {b: k for k, task in enumerate(members) for b in task.reads + task.writes}
+        buffers, is_inner = self._buffers, self._is_inner
+        last: dict[int, int] = {}
+        for k, task in enumerate(members):
+            for buffer in task.touched:
+                last[buffer] = k
         live = peak = 0
         seen: set[int] = set()
         for k, task in enumerate(members):
-            new = made.intersection(task.writes) - seen
-            seen |= new
-            live += sum([self._buffers[b].nbytes for b in new])
+            for buffer in task.writes:
+                if buffer in made and buffer not in seen:
+                    seen.add(buffer)
+                    live += buffers[buffer].nbytes
             peak = max(peak, live)
-            ending = [b for b in seen.intersection(task.reads + task.writes) if last[b] == k]
-            live -= sum([self._buffers[b].nbytes for b in ending if self._is_inner[b]])
+            for buffer in task.touched:
+                if last[buffer] == k and is_inner[buffer] and buffer in seen:
+                    live -= buffers[buffer].nbytes
         return peak
