@@ -11,8 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.loops.compiling import COMPILED, backend, compile_function, same
 from undertow.codegen import kernels_peak
+from undertow.codegen.kernels import compile_graph
 from undertow.codegen.kernels_peak import plan_within
-from undertow.codegen.kernels_plan import Schedule, drop_dead, limit_of
+from undertow.codegen.kernels_plan import Launch, Schedule, drop_dead, limit_of
 from undertow.loops.decompose import decompositions
 from undertow.loops.fuse import Policy, fuse
 from undertow.loops.lower import lower_graph
@@ -64,6 +65,24 @@ def test_the_peak_is_not_above_that_of_eager(seed: int) -> None:
     plan = planned(random_program(seed))
     assert plan.peak <= limit_of(plan.eager)
     assert plan.least_arena <= plan.arena
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nbytes"), [(torch.float32, 4), (torch.bfloat16, 4), (torch.float64, 8)]
+)
+def test_partial_sums_take_the_bytes_of_their_type(dtype: torch.dtype, nbytes: int) -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        y = x.exp()
+        return [y, y.sum(0), (y * y).sum(0)]
+
+    x = torch.rand(512, 96).to(dtype)
+    gm = make_fx(program)(x)
+    compiled = compile_graph(gm, keep_plan=True)
+    assert compiled.plan is not None
+    (step,) = compiled.plan.steps
+    assert isinstance(step, Launch)
+    assert step.sources[0].scratch == 2 * nbytes * 96 * step.sources[0].total
+    same(compiled(x), program(x), rtol=1e-2 if dtype is torch.bfloat16 else 1e-4, atol=1e-3)
 
 
 def test_kernels_that_were_cut_compute_the_same() -> None:

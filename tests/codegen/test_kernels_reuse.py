@@ -45,14 +45,15 @@ def model(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return logits, logits.exp().sum(1).log().sum()
 
 
-def leaves() -> tuple[torch.Tensor, torch.Tensor]:
+def leaves(rows: int = ROWS, width: int = WIDTH) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    x = torch.randn(ROWS, WIDTH, requires_grad=True)
-    return x, (torch.randn(WIDTH, WIDTH) / 30).requires_grad_()
+    x = torch.randn(rows, width, requires_grad=True)
+    return x, (torch.randn(width, width) / 30).requires_grad_()
 
 
-def test_a_gradient_takes_the_place_of_an_input_that_nobody_else_holds() -> None:
-    x, w = leaves()
+@pytest.mark.parametrize("width", [WIDTH, 128])
+def test_a_gradient_takes_the_place_of_an_input_that_nobody_else_holds(width: int) -> None:
+    x, w = leaves(width, width)
     known = len(COMPILED)
     compiled = torch.compile(model, backend=backend)
     found = gradients(lambda: compiled(x, w)[1], x, w)
@@ -173,3 +174,22 @@ def test_an_arena_that_was_replaced_is_held_by_nobody(monkeypatch: pytest.Monkey
     assert arena() is not None
     large.give(large.take())
     assert arena() is None
+
+
+def test_a_graph_keeps_its_table_of_pointers_but_not_one_in_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from undertow.codegen import kernels_runtime
+
+    monkeypatch.setattr(kernels_runtime, "ARENAS", ArenaPool())
+    workspaces = Workspaces(100, 200, {3: 64}, [])
+    first, second = workspaces.take(), workspaces.take()
+    assert first.table is not second.table
+    workspaces.give(second)
+    workspaces.clear()
+    third = workspaces.take()
+    assert third.table is second.table
+    assert third.table is not first.table
+    assert third.table[3] == third.arena.data_ptr() + 64
+    for workspace in (first, third):
+        workspaces.give(workspace)

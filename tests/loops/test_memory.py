@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from undertow.loops.memory import ALIGN, Life, crowded, most_alive, plan_arena, rounded
+from undertow.loops.memory import Life, aligned, crowded, most_alive, plan_arena, rounded
 
 
 @st.composite
@@ -14,7 +14,12 @@ def lives(draw: st.DrawFn) -> list[Life]:
     for number in range(draw(st.integers(1, 30))):
         first = draw(st.integers(0, 20))
         found.append(
-            Life(number, draw(st.integers(1, 5000)), first, first + draw(st.integers(0, 10)))
+            Life(
+                number,
+                draw(st.integers(1, 5000) | st.integers(1, 64)),
+                first,
+                first + draw(st.integers(0, 10)),
+            )
         )
     return found
 
@@ -24,7 +29,7 @@ def lives(draw: st.DrawFn) -> list[Life]:
 def test_buffers_that_live_together_do_not_overlap(found: list[Life]) -> None:
     offsets, size = plan_arena(found)
     for a in found:
-        assert offsets[a.number] % ALIGN == 0
+        assert offsets[a.number] % aligned(a.nbytes) == 0
         assert offsets[a.number] + a.nbytes <= size
         for b in found:
             apart = a.last < b.first or b.last < a.first or a.number == b.number
@@ -44,6 +49,14 @@ def test_an_arena_is_no_larger_than_everything_side_by_side(found: list[Life]) -
 def test_what_has_died_is_used_again() -> None:
     chain = [Life(k, 1000, k, k + 1) for k in range(100)]
     assert plan_arena(chain)[1] == 2 * rounded(1000)
+
+
+def test_scalars_share_cache_lines_and_others_do_not() -> None:
+    scalars = [Life(k, 4, 0, 9) for k in range(200)]
+    rows = [Life(1000 + k, 100, 0, 9) for k in range(3)]
+    offsets, size = plan_arena([*scalars, *rows])
+    assert size == 200 * 8 + 3 * 128
+    assert all(offsets[life.number] % 64 == 0 for life in rows)
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)

@@ -113,7 +113,7 @@ class _Writer(Text):
         text = "static void @(char **P, i64 begin, i64 end) {\n" + "\n".join(self.lines) + "\n}\n"
         scratch = 0
         if kernel.late:
-            scratch = sum(8 * self.parts * self.late_width(number) for number in kernel.late)
+            scratch = sum(map(self.late_nbytes, kernel.late))
             text += self.combine()
         return Source(
             text,

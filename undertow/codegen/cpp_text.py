@@ -298,12 +298,19 @@ class Text:
     def late_width(self, number: int) -> int:
         return product(self.kernel.inner) if self.is_column(number) else 1
 
+    def late_nbytes(self, number: int) -> int:
+        """Bytes of a late reduction's partial results, a multiple of 8. Narrow types have
+        4 bytes each."""
+        narrow = self.is_column(number) and NBYTES[self.kernel.code[number].dtype] <= 4
+        each = 4 if narrow and self.parts % 2 == 0 else 8
+        return each * self.parts * self.late_width(number)
+
     def late_places(self) -> dict[int, int]:
-        """Where each late reduction's partial results begin, in units of 8 bytes."""
+        """Where each late reduction's partial results begin, in bytes."""
         found, at = {}, 0
         for number in self.kernel.late:
             found[number] = at
-            at += self.parts * self.late_width(number)
+            at += self.late_nbytes(number)
         return found
 
     def start_late(self) -> None:
@@ -315,7 +322,7 @@ class Text:
                 continue
             kind = C_TYPES[self.kernel.code[number].dtype]
             width = self.late_width(number)
-            self.put(f"{kind} *const a{number} = ({kind} *)(P[{slot}] + 8 * {at}L)")
+            self.put(f"{kind} *const a{number} = ({kind} *)(P[{slot}] + {at}L)")
             self.put(f"  + part * {width}L;")
             self.put(f"for (i64 j = 0; j < {width}L; ++j) a{number}[j] = {first};")
 
@@ -324,7 +331,7 @@ class Text:
         for number, at in self.late_places().items():
             if not self.is_column(number):
                 kind = self.wide(number)
-                self.put(f"(({kind} *)(P[{slot}] + 8 * {at}L))[part] = r{number};")
+                self.put(f"(({kind} *)(P[{slot}] + {at}L))[part] = r{number};")
 
     def combine(self) -> str:
         """The function that turns partial results into results."""
@@ -374,7 +381,7 @@ class Text:
 
     def partial(self, number: int, kind: str) -> str:
         """The partial results of a late reduction."""
-        return f"(({kind} *)(P[{len(self.slots)}] + 8 * {self.late_places()[number]}L))"
+        return f"(({kind} *)(P[{len(self.slots)}] + {self.late_places()[number]}L))"
 
     def late_values(self, sums: list[int], place: str) -> None:
         """What is computed from late reductions that are all of one kind, and its stores."""

@@ -84,6 +84,7 @@ template <class T> static void spread_part(char **data, i64 begin, i64 end) {
 template <class T>
 ONCE static void spread(char *from, i64 offset, i64 batch, i64 row, i64 column, char *to, i64 count,
                    i64 rows, i64 n, i64 worth) {
+  if (from == to) return;  // the result took the memory of what it is added to
   Spread<T> s = {(T *)from + offset, (T *)to, rows, n, batch, row, column};
   run(spread_part<T>, (char **)&s, count * rows, worth);
 }

@@ -35,6 +35,7 @@ from undertow.codegen.kernels_runtime import (
 from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_unit import segments, unit_parts, unit_text
 from undertow.codegen.partitions import order_for_partitions
+from undertow.codegen.sums import add_in_products
 from undertow.codegen.user_passes import run_after, run_before
 from undertow.errors import UndertowError
 from undertow.loops.fuse import Policy, Refusal, fuse
@@ -105,6 +106,7 @@ def compile_graph(
 
     if fusion == "benchmark":
         gm = fuse_epilogues(gm)
+    gm = add_in_products(gm)
     lowered = lower_graph(gm)
     drop_dead(lowered)
     if settings.before_fusion is not None:

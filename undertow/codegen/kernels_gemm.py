@@ -101,6 +101,17 @@ class Gemm:
         ]
 
     @property
+    def grown(self) -> int:
+        """The buffer that is added, if the result can be in its memory: laid out the same, and no
+        operand besides. -1 if not."""
+        if self.added is None or self.added.buffer in (self.a.buffer, self.b.buffer):
+            return -1
+        is_same = self.added.strides[1:] == (self.n, 1) and not self.added.offset
+        if self.count:
+            is_same = is_same and self.added.strides[0] == self.m * self.n
+        return self.added.buffer if is_same else -1
+
+    @property
     def is_symbolic(self) -> bool:
         """Whether some of its numbers are known only when it is called."""
         numbers: list[object] = [self.count, self.m, self.n, self.k]
@@ -128,7 +139,7 @@ def gemm_of(step: Extern, buffers: list[Buffer]) -> Gemm | None:
         return None
     into = buffers[step.outputs[0]]
     name = str(step.node.target).split(".")[1]
-    if into.kind != "temp" or into.dtype not in _TYPES or not _is_exact(into.dtype):
+    if into.kind != "temp" or not is_exact(into.dtype):
         return None
     added = step.args[0] if name in ("addmm", "baddbmm") else None
     first, second = step.args[1:3] if added is not None else step.args[:2]
@@ -182,8 +193,10 @@ def _added(view: View, sizes: tuple[int, ...]) -> Added:
     return Added(view.buffer, view.offset, (strides[0], strides[1], strides[2]))
 
 
-def _is_exact(dtype: str) -> bool:
-    """Whether torch computes such products as they are written."""
+def is_exact(dtype: str) -> bool:
+    """Whether products of a type are called from C++, as torch computes them."""
+    if dtype not in _TYPES:
+        return False
     return dtype == "f64" or torch.get_float32_matmul_precision() == "highest"
 
 

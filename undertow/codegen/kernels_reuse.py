@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from undertow.codegen.kernels_plan import Schedule
 
 NEAR = 4  # sizes of inputs to look for a free one among, from that of a temporary upwards
+TAKEN_SHARE = 16  # of the peak: a buffer that is worth looking up who holds it, in a small graph,
+LEAST_TAKEN_NBYTES = 32 << 10  # though not if it is less than this
 
 
 def in_place(
@@ -42,11 +44,16 @@ def in_place(
     by result.
 
     Only where a kernel reads the operand where it writes the result, and in no later pass over the
-    row, so that each element is read before it is written over.
+    row, so that each element is read before it is written over; and where a product is added to it.
     """
     buffers = result.lowered.buffers
     heirs: dict[int, int] = {}
     for at, step in enumerate(result.steps):
+        if at in result.gemms and at not in together:
+            made, grown = result.gemms[at].c.buffer, result.gemms[at].grown
+            is_free = grown in operands and result.last_use[grown] == at
+            if is_free and made in placed and buffers[grown].nbytes == buffers[made].nbytes:
+                heirs[made] = grown
         if isinstance(step, Extern) or len(step.kernels) > 1 or at in together:
             continue
         kernel = step.kernels[0]
@@ -134,12 +141,13 @@ def spare_inputs(
 def operands_that_die(result: Schedule, kept: Collection[int]) -> set[int]:
     """Large buffers whose memory a result may take over: new tensors, and what can be looked up."""
     buffers = result.lowered.buffers
+    least = min(LEAST_NBYTES, max(LEAST_TAKEN_NBYTES, result.eager // TAKEN_SHARE))
     large = {
         b.number
         for b in buffers
         if (b.kind == "extern" or b.number in result.lowered.spare)
         and b.dtype in NBYTES
-        and b.nbytes >= LEAST_NBYTES
+        and b.nbytes >= least
     }
     return (result.fresh | large).difference(kept)
 

@@ -54,13 +54,14 @@ class Workspace:
     def __init__(
         self,
         arena: torch.Tensor,
-        slots: int,
+        table: Any,
         pointers: dict[int, int],
         views: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]],
     ) -> None:
         start = -arena.data_ptr() % 64
         self.arena = arena
-        self.table = (ctypes.c_void_p * max(slots, 1))()
+        self.table = table
+        self.is_busy = False
         for slot, offset in pointers.items():
             self.table[slot] = arena.data_ptr() + start + offset
         self.views = []
@@ -70,11 +71,16 @@ class Workspace:
 
 
 class Workspaces:
-    """Takes a workspace per call; calls that overlap get different ones."""
+    """Takes a workspace per call; calls that overlap get different ones.
+
+    The first table of pointers is made with the graph, and is its own for good: arenas come and go.
+    """
 
     def __init__(self, nbytes: int, slots: int, pointers: Any, views: Any) -> None:
         self.nbytes = nbytes
-        self._rest = (slots, pointers, views)
+        self._make_table = ctypes.c_void_p * max(slots, 1)
+        self._tables = [self._make_table()]  # that no arena has
+        self._rest = (pointers, views)
         self._known: dict[int, Workspace] = {}
         ARENAS.users.add(self)
 
@@ -82,19 +88,31 @@ class Workspaces:
         arena = ARENAS.take(self.nbytes)
         found = self._known.get(id(arena))
         if found is None or found.arena is not arena:
-            found = self._known[id(arena)] = Workspace(arena, *self._rest)
+            try:
+                table = self._tables.pop()
+            except IndexError:
+                table = self._make_table()
+            found = self._known[id(arena)] = Workspace(arena, table, *self._rest)
+        found.is_busy = True
         return found
 
     def give(self, workspace: Workspace) -> None:
+        workspace.is_busy = False
         ARENAS.give(workspace.arena)
 
     def forget(self, arena: torch.Tensor) -> None:
         """Let go of an arena that a larger one has replaced."""
-        self._known.pop(id(arena), None)
+        self._spare(self._known.pop(id(arena), None))
 
     def clear(self) -> None:
         """Forget arenas, so that they can be freed; views are made again when they are needed."""
-        self._known = {}
+        known, self._known = self._known, {}
+        for workspace in known.values():
+            self._spare(workspace)
+
+    def _spare(self, workspace: Workspace | None) -> None:
+        if workspace is not None and not workspace.is_busy:
+            self._tables.append(workspace.table)
 
 
 def inherit(tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
