@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+from undertow.capture.uniform import fold_uniform
 from undertow.codegen.kernels import CompiledGraph, compile_graph
 from undertow.codegen.kernels_reuse import spare_names
 from undertow.codegen.kernels_settings import Settings
@@ -37,13 +38,19 @@ def compile_backward(gm: torch.fx.GraphModule, inputs: Any) -> Any:
     return compile_and_keep(gm, inputs, is_backward=True)
 
 
+def _partition(joint: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+    """Forward and backward, cut as ours are."""
+    fold_uniform(joint.graph)
+    return min_cut_rematerialization_partition(joint, inputs, **settings)
+
+
 def _after_capture(compile_part: Callable[..., Any], compile_back: Callable[..., Any]) -> Any:
     """A backend that captures as ours does and hands forward and backward to compilers."""
     return aot_autograd(
         fw_compiler=compile_part,
         bw_compiler=compile_back,
         decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )
 

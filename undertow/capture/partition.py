@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from undertow.capture import torch_api
 from undertow.capture.placement import RESHARD
+from undertow.capture.uniform import fold_uniform
 
 _aten = torch.ops.aten
 _FREE = frozenset(
@@ -46,6 +47,7 @@ def partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule, Split]:
     """Forward, backward, and what ties them. `fuses` says that cheap work inside of a kernel costs
     nothing, so that it may be done again in place of being saved."""
+    fold_uniform(joint.graph)
     tag_gathers(joint.graph)
     if not fuses:
         _keep_work(joint.graph)
