@@ -204,6 +204,7 @@ LEAST_SLACK_NBYTES = 1 << 15
 SLACK_SHARE = 8  # or such a part of it, in a small graph
 EASE_SHARE = 100  # a part of the whole to be saved, for temporaries to leave the arena,
 EASE_NBYTES = 2048  # and bytes for each of them: making one takes about a microsecond
+KIN_NBYTES = 256  # the same for one whose memory a result takes over: a tensor is made earlier
 EASE_PARTS = (0.75, 0.5, 0.25, 0.125, 0.0625)  # of the arena, to try
 
 
@@ -275,25 +276,42 @@ def _fit(result: Schedule, limit: int) -> tuple[int, set[int]]:
 def ease(result: Schedule) -> None:
     """Take buffers out of the arena that make it large: it is there through the whole call, also
     beside all that was saved for backward, and tensors are not. As few as bring nearly all that can
-    be saved."""
+    be saved; also with those first whose memory a result can take over, which cost less."""
     if result.is_symbolic or result.apart:
         return
     buffers, outputs = result.lowered.buffers, output_buffers(result.lowered)
     start = result.fresh - outputs
     together = {at: bundle for bundle in result.bundles for at in bundle}
+    kin = _kin(result, outputs, together)
     lives = [_life(result, buffers[n], together) for n in result.offsets]
     before, peak, arena = result.whole, result.peak, result.arena
     tried: list[tuple[int, set[int]]] = []
-    for part in EASE_PARTS:
-        loose = start | crowded(lives, int(part * arena))
-        _put(result, loose)
-        saved = before - result.whole
-        pays = saved >= max(before // EASE_SHARE, EASE_NBYTES * (len(loose) - len(start)))
-        if pays and result.peak <= peak:
-            tried.append((result.whole, loose))
+    for lent in (set(), kin) if kin else (set(),):
+        rest = [life for life in lives if life.number not in lent]
+        for part in EASE_PARTS:
+            more = crowded(rest, int(part * arena))
+            loose = start | lent | more
+            _put(result, loose)
+            price = EASE_NBYTES * len(more) + KIN_NBYTES * len(lent)
+            pays = before - result.whole >= max(before // EASE_SHARE, price)
+            if pays and result.peak <= peak:
+                tried.append((result.whole, loose))
     lowest = min((whole for whole, _ in tried), default=before)
     enough = lowest + (before - lowest) // 8
     _put(result, next((loose for whole, loose in tried if whole <= enough), start))
+
+
+def _kin(result: Schedule, outputs: set[int], together: Mapping[int, range]) -> set[int]:
+    """Buffers of the arena whose memory would be a result's in the end, one after the other."""
+    inside = set(result.offsets)
+    heirs = in_place(result, inside, inside, together)
+    found: set[int] = set()
+    for number in in_place(result, outputs & result.fresh, inside, together).values():
+        found.add(number)
+        while number in heirs:
+            number = heirs[number]
+            found.add(number)
+    return found
 
 
 def _lifetimes(result: Schedule) -> None:
