@@ -92,6 +92,7 @@ def _replace(graph: fx.Graph, node: fx.Node, number: Any) -> fx.Node:
 def _copy(graph: fx.Graph, node: fx.Node, users: list[fx.Node]) -> None:
     with graph.inserting_before(users[0]):
         made = graph.call_function(_full, node.args, node.kwargs)
-    made.meta = dict(node.meta)
+    value: Any = node.meta["val"]
+    made.meta = {**node.meta, "val": value.clone()}  # in memory of its own
     for user in users:
         user.replace_input_with(node, made)
