@@ -29,7 +29,7 @@ from bench.steps import MODELS, SIZES, make
 from undertow.codegen.cpp_build import build_whole
 
 BACKENDS = ("ours", "inductor", "eager")
-SLACK_NBYTES = 64 << 10  # above Inductor's: tables of addresses, an arena of small buffers
+SLACK_NBYTES = 2 << 10  # above Inductor's: Python objects differ from run to run
 
 
 def runner(name: str, size: str, backend: str) -> Callable[[], Any]:
