@@ -26,6 +26,7 @@ Compiler = Callable[[fx.GraphModule, list[Any]], Boxed | None]
 if it cannot."""
 
 _LIBRARY = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
+_FOR_THE_HOST = HOST_OPERATORS | SIZES
 _LEAST_LOOPS = 2  # calls that can be fused with others; fewer are not worth a region
 _OWN_CALLS = frozenset({"_c10d_functional", "_c10d_functional_autograd", "fsdp", "inductor"})
 
@@ -92,7 +93,7 @@ class _Cutter:
             return node.args[0] in self._open
         if not isinstance(node.target, OpOverload) or node.target.namespace in _OWN_CALLS:
             return False
-        if node.target.overloadpacket in HOST_OPERATORS | SIZES:
+        if node.target.overloadpacket in _FOR_THE_HOST:
             return False
         tensors = tensors_of(node)
         if not tensors or draws_random(node) or written_nodes(node):
