@@ -1,8 +1,8 @@
 """A scheduled graph in regions: what is computed between two collectives becomes one call.
 
 So another compiler can be given the work and not the schedule: collectives, waits, writes to memory
-that others hold and draws of random numbers stay where they are, one call each. Work that one or
-two calls do stays as it is too; there is nothing to fuse.
+that others hold and draws of random numbers stay where they are, one call each. So does work of a
+single call or of libraries alone, where there is nothing to fuse.
 """
 
 from __future__ import annotations
