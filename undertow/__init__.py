@@ -13,6 +13,7 @@ from undertow.errors import UndertowError
 
 if TYPE_CHECKING:
     from undertow.backend import compiled_backward
+    from undertow.capture.carry import carry_over
     from undertow.capture.clip import clip_grad_norm_
     from undertow.capture.full_state import (
         full_optimizer_state_dict,
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Cluster": "undertow.cost.cluster",
+    "carry_over": "undertow.capture.carry",
     "clip_grad_norm_": "undertow.capture.clip",
     "compiled_backward": "undertow.backend",
     "full_optimizer_state_dict": "undertow.capture.full_state",
@@ -82,6 +84,7 @@ __all__ = [
     "Timeline",
     "UndertowError",
     "__version__",
+    "carry_over",
     "clip_grad_norm_",
     "compiled_backward",
     "full_optimizer_state_dict",

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from undertow.backend.carried import make_ready, reduced_inputs
 from undertow.backend.native import decompositions, settled
 from undertow.backend.options import BackendOptions, parse_options
 from undertow.backend.outside import tell_what_is_outside
 from undertow.backend.pipeline import compile_part
 from undertow.backend.scheduled import Part
 from undertow.capture import torch_api
+from undertow.capture.carry import Crossing, is_carrying
 from undertow.capture.partition import Split, partition
 from undertow.codegen.kernels_reuse import spare_names
 
@@ -72,6 +74,8 @@ class _Compilation:
         self.options = options
         self.label = f"graph{next(_numbers)}"
         self.split = Split()
+        self.reduced: list[str] = []  # inputs whose gradients backward all-reduces
+        self.crossing: Crossing | None = None  # if it leaves that to the next forward
 
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         backend = torch_api.aot_backend(
@@ -103,11 +107,24 @@ class _Compilation:
     def _partition(self, joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
         joint = self._simplified(joint)
         fuses = self.options.fuses
+        if is_carrying():
+            self.reduced = reduced_inputs(joint.graph, settings["num_fwd_outputs"])
+            self.crossing = Crossing() if self.reduced else None
         forward, backward, self.split = partition(joint, inputs, fuses=fuses, **settings)
         return forward, backward
 
+    def _bring_up_to_date(self, gm: fx.GraphModule) -> None:
+        """Parameters may have been left to this graph by the last step."""
+        if is_carrying():
+            make_ready(gm.graph, self.reduced, torch_api.static_places(), self.crossing)
+            gm.graph.lint()
+            gm.recompile()
+
     def _forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_part(gm, Part(f"{self.label}.forward"), self.options)
+        self._bring_up_to_date(gm)
+        run = compile_part(gm, Part(f"{self.label}.forward"), self.options)
+        run.crossing = self.crossing  # type: ignore[attr-defined]  # its nodes have the number
+        return run
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         part = Part(
@@ -115,9 +132,11 @@ class _Compilation:
             self.split.donated,
             spare_names(gm, self.split.forward_inputs),
             self.split.resident_nbytes,
+            self.crossing,
         )
         return compile_part(gm, part, self.options)
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         gm = self._simplified(gm)
+        self._bring_up_to_date(gm)
         return compile_part(gm, Part(f"{self.label}.inference"), self.options)

@@ -7,7 +7,7 @@ what they are about to issue. Write: the Python module. Measuring, where asked f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from undertow.backend.artefacts import (
     notes,
     title,
 )
+from undertow.backend.carried import leave_reductions, start_last_first
 from undertow.backend.costs import Measured, kept_costs
 from undertow.backend.native import compile_native
 from undertow.backend.options import BackendOptions
@@ -261,17 +262,26 @@ def schedule(
         fuses=fuses,
         decisions=decisions,
     )
+
+    def priced() -> tuple[Program, Sequence[Source]]:
+        """The Program as it runs now, and what its costs are from."""
+        running = convert(gm.graph, name=part.label, donated=part.donated)
+        sources = (*sources_of(running, options.estimate, cluster), *own)
+        program = price(running.program, cluster, sources, regions=fuses).program
+        return (program if measured is None else measured.applied(program)), sources
+
+    left = [] if part.crossing is None else leave_reductions(gm.graph, part.crossing)
+    program, sources = priced()
+    if left and start_last_first(left, simulate(program)):
+        program, sources = priced()
     gm.recompile()
-    running = convert(gm.graph, name=part.label, donated=part.donated)
-    sources = (*sources_of(running, options.estimate, cluster), *own)
-    program = price(running.program, cluster, sources, regions=fuses).program
-    if measured is not None:
-        program = measured.applied(program)
     retimer = None
     if (
         options.codegen == "native" and options.plan is None
     ):  # a Plan that is given is followed as it is
-        retimer = Retimer(cluster, sources, limits, None if measured is None else measured.kernels)
+        retimer = Retimer(
+            cluster, tuple(sources), limits, None if measured is None else measured.kernels
+        )
     return Scheduled(part, gm, program, captured, simulate(program), plan, retimer)
 
 

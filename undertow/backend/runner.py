@@ -29,6 +29,7 @@ from undertow.backend.costs import (
 from undertow.backend.kernel_times import KernelTimes, times_of
 from undertow.backend.options import BackendOptions
 from undertow.backend.scheduled import Scheduled
+from undertow.capture.carry import unsettled
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_measured_module
 from undertow.garbage import give_back
@@ -46,9 +47,6 @@ predicted_timelines: dict[str, Timeline] = {}
 
 inside_ns = 0
 """What calls of graphs with collectives have taken in this process, all in all."""
-unsettled: set[int] = set()
-"""The graphs of this process whose costs are still being measured: what they take now is not what
-they will take."""
 _numbers = itertools.count()
 
 

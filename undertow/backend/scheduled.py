@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from undertow.backend.retime import Retimer
+from undertow.capture.carry import Crossing
 from undertow.codegen.kernels_plan import Schedule
 from undertow.program import Program, Timeline
 from undertow.schedule.plan import Plan
@@ -22,6 +23,7 @@ class Part:
     # inputs that maybe nobody else holds, whose memory is used again, and whether that is sure
     spare: Mapping[str, bool] = field(default_factory=dict)
     resident_nbytes: int = 0  # held meanwhile by others: counts against an absolute limit
+    crossing: Crossing | None = None  # of a backward that leaves reductions to the next forward
 
 
 @dataclass

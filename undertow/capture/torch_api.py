@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,
 )
 from torch._subclasses.fake_tensor import unset_fake_temporarily as without_fakes
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.nn import init
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +37,7 @@ from undertow.errors import UndertowError
 __all__ = [
     "SUPPORTED",
     "UNTRACEABLE",
+    "AsyncCollectiveTensor",
     "FakeTensor",
     "FakeTensorMode",
     "OpOverload",
@@ -293,6 +295,16 @@ def donated_places() -> frozenset[int]:
     context = TracingContext.try_get()
     metadata = None if context is None else context.fw_metadata
     return frozenset(getattr(metadata, "bw_donated_idxs", None) or ())
+
+
+def static_places() -> frozenset[int]:
+    """Which inputs of the graph that is being compiled are the same tensors in every call:
+    parameters and buffers."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = None if context is None else context.fw_metadata
+    return frozenset(getattr(metadata, "static_input_indices", None) or ())
 
 
 def unbacked_symbols(value: Any) -> frozenset[Any]:

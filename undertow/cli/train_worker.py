@@ -3,7 +3,8 @@
 Commands come as JSON lines on stdin, answers go as JSON lines to stdout. All variants train the
 same model on the same data, so that their losses can be compared: `compute` alone, PyTorch's own
 `ddp`, `fsdp2` and `ddp+inductor`, and ours: `undertow ddp`, `undertow fsdp`, each also with
-`+aten` and `+inductor` in place of the kernels that the backend takes by itself.
+`+aten` and `+inductor` in place of the kernels that the backend takes by itself, and
+`undertow ddp+carried`, whose reductions go on in the next step (`undertow.carry_over`).
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from dataclasses import dataclass
 from typing import Any
 
 PYTORCH = ("ddp", "fsdp2", "ddp+inductor")
-OURS = tuple(
-    f"undertow {kind}{codegen}"
-    for codegen in ("", "+aten", "+inductor")
-    for kind in ("ddp", "fsdp")
+CARRIED = "undertow ddp+carried"
+OURS = (
+    *(
+        f"undertow {kind}{codegen}"
+        for codegen in ("", "+aten", "+inductor")
+        for kind in ("ddp", "fsdp")
+    ),
+    CARRIED,
 )
 VARIANTS = ("compute", *PYTORCH, *OURS)
 
@@ -63,6 +68,11 @@ class Trainer:
         self._inputs, self._targets = _rows(inputs, rows), _rows(targets, rows)
         self._run = self._made_parallel()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05)
+        self._carried: Any = None
+        if setup.variant == CARRIED:
+            from undertow.capture.carry import carry_over
+
+            self._carried = carry_over(self._model, self._optimizer)
 
     def _made_parallel(self) -> Callable[..., Any]:
         import torch
@@ -78,7 +88,8 @@ class Trainer:
 
             kind, _, codegen = variant.removeprefix("undertow ").partition("+")
             parallelize(self._model, Mesh({"dp": world}), kind)
-            options = self._setup.options | ({"codegen": codegen} if codegen else {})
+            own = {"codegen": codegen} if codegen and variant != CARRIED else {}
+            options = self._setup.options | own
             run: Callable[..., Any] = torch.compile(self._model, backend=undertow, options=options)
             return run
         if variant == "fsdp2":
@@ -91,6 +102,11 @@ class Trainer:
         assert dist.is_initialized()
         wrapped = torch.nn.parallel.DistributedDataParallel(self._model)
         return torch.compile(wrapped) if variant.endswith("+inductor") else wrapped
+
+    def settle(self) -> None:
+        """Finish what was left to the next step."""
+        if self._carried is not None:
+            self._carried.settle()
 
     def step(self) -> float:
         """One step; the loss."""
@@ -114,6 +130,8 @@ def steps(trainer: Trainer, count: int) -> dict[str, Any]:
     for _ in range(count):
         began, inside = time.perf_counter(), _inside_seconds()
         losses.append(trainer.step())
+        if len(losses) == count:
+            trainer.settle()  # nothing goes on while others are measured
         seconds.append(time.perf_counter() - began)
         outside.append(seconds[-1] - (_inside_seconds() - inside))
         forward.append(trainer.forward_seconds)

@@ -315,9 +315,10 @@ class _Writer:
 
     def through_clock(self, at: int, step: Extern, args: list[str]) -> str:
         """A start or a wait as the clock takes it: it knows tensors by the object, not a view."""
-        name = self.function(stand_in(step.node) or step.node.target)
         if "wait_tensor" not in str(step.node.target):
+            name = self.function(stand_in(step.node) or step.node.target)
             return f"start({', '.join((str(at), name, *args))})"
+        name = self.function(step.node.target)  # whoever could wait later, here it is measured
         in_arena = step.reads[0] in self.schedule.offsets
         return f"wait({at}, {name}, {args[0] if in_arena else f'b{step.reads[0]}'})"
 

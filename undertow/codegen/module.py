@@ -19,6 +19,7 @@ from torch import fx
 from undertow.capture import torch_api
 from undertow.codegen.lifetimes import frees
 from undertow.codegen.regions import Region
+from undertow.runtime import direct
 from undertow.runtime.direct import stand_in
 
 _INDENT = "    "
@@ -129,19 +130,20 @@ class _Writer:
             self._emit("mark()")
 
     def _through_clock(self, node: fx.Node, arguments: list[str]) -> str:
-        target = self._called(node)
-        if self.tasks is not None and node.name in self.collectives:
-            is_wait = (
-                getattr(node.target, "overloadpacket", None) is torch_api.collectives.wait_tensor
-            )
-            first = f"{self.tasks[node.name]}, {target}"
-            return f"{'wait' if is_wait else 'start'}({', '.join([first, *arguments])})"
-        return f"{target}({', '.join(arguments)})"
+        if self.tasks is None or node.name not in self.collectives:
+            return f"{self._called(node)}({', '.join(arguments)})"
+        is_wait = getattr(node.target, "overloadpacket", None) is torch_api.collectives.wait_tensor
+        # What is measured is waited for, whoever could do that later.
+        target = self._target(node.target) if is_wait else self._called(node)
+        first = f"{self.tasks[node.name]}, {target}"
+        return f"{'wait' if is_wait else 'start'}({', '.join([first, *arguments])})"
 
     def _called(self, node: fx.Node) -> str:
         function = stand_in(node)
         if function is None:
             return self._target(node.target)
+        if function.__module__ != direct.__name__:
+            return self._constant(function)
         self._is_direct = True
         return f"direct.{function.__name__}"
 

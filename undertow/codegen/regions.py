@@ -28,7 +28,9 @@ if it cannot."""
 _LIBRARY = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
 _FOR_THE_HOST = HOST_OPERATORS | SIZES
 _LEAST_LOOPS = 2  # calls that can be fused with others; fewer are not worth a region
-_OWN_CALLS = frozenset({"_c10d_functional", "_c10d_functional_autograd", "fsdp", "inductor"})
+_OWN_CALLS = frozenset(
+    {"_c10d_functional", "_c10d_functional_autograd", "fsdp", "inductor", "undertow"}
+)
 
 
 class Region:

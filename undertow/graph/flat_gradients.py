@@ -32,6 +32,7 @@ _GONE = _VIEWS | {_aten.mm, _aten.div, _ops.all_reduce, _ops.wait_tensor}
 MIB = 1 << 20
 _BUCKETS = 8  # of a graph, if they are not too small or too large then
 _LEAST_NBYTES, _MOST_NBYTES = MIB, 25 * MIB
+_OF_THE_REST = 4  # a bucket is at most this part of what is still to come
 # Where half of a number is a number: too small ones aside, scaling before a sum is exact.
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -89,18 +90,21 @@ def _uses(gradient: Gradient) -> list[fx.Node]:
 
 
 def _by_size(gradients: Sequence[Gradient]) -> list[list[Gradient]]:
-    """In graph order, in buckets of like size."""
-    total = sum(_nbytes(gradient) for gradient in gradients)
-    cap = min(max(total // _BUCKETS, _LEAST_NBYTES), _MOST_NBYTES)
+    """In graph order, in buckets of like size; the last ones are smaller and smaller, since there
+    is little left to hide them behind."""
+    left = sum(_nbytes(gradient) for gradient in gradients)
+    most = min(left // _BUCKETS, _MOST_NBYTES)
     closed: list[list[Gradient]] = []
     filling: dict[Any, list[Gradient]] = {}
     for gradient in gradients:
         key = gradient.key()
         bucket = filling.get(key)
+        cap = max(min(most, left // _OF_THE_REST), _LEAST_NBYTES)
         if bucket is None or sum(map(_nbytes, bucket)) + _nbytes(gradient) > cap:
             bucket = filling[key] = []
             closed.append(bucket)
         bucket.append(gradient)
+        left -= _nbytes(gradient)
     return closed
 
 

@@ -1,0 +1,222 @@
+"""Graphs whose reductions go on while the next step's forward begins (`undertow.carry_over`).
+
+In a forward graph the parameters are made ready where they are first needed, in some points along
+the way. In the backward graph nobody waits at the end, and buckets that the next forward needs
+first go over the link first: those that come last.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from undertow.capture import torch_api
+from undertow.capture.carry import Crossing
+from undertow.graph.collectives import collective_call, is_wait
+from undertow.graph.describe import op_class
+from undertow.graph.nodes import tensor_nbytes
+from undertow.program import Timeline
+from undertow.program.model import OpClass
+from undertow.runtime.direct import STAND_IN
+
+_aten = torch.ops.aten
+_VIEWS = frozenset(
+    (
+        _aten.t, _aten.permute, _aten.transpose, _aten.view, _aten._unsafe_view, _aten.alias,
+        _aten.detach, _aten.expand, _aten.squeeze, _aten.unsqueeze, _aten.split_with_sizes,
+    )
+)  # fmt: skip
+_PASSING = _VIEWS | {_aten._to_copy, _aten.div, _aten.mul}
+_LARGE = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
+_POINTS = 16  # of a forward graph; each ends a run of kernels
+AT_ONCE = -1  # the number of no crossing: parameters that are only brought up to date
+
+
+def reduced_inputs(joint: fx.Graph, num_outputs: int) -> list[str]:
+    """The inputs of a joint graph whose gradients it all-reduces."""
+    (results,) = joint.output_node().args
+    assert isinstance(results, list | tuple)
+    inputs = joint.find_nodes(op="placeholder")
+    return [
+        given.name
+        for given, grad in zip(inputs, results[num_outputs:], strict=False)
+        if isinstance(grad, fx.Node) and _is_reduced(grad)
+    ]
+
+
+def _is_reduced(grad: fx.Node) -> bool:
+    node = grad
+    while not is_wait(node):
+        if _packet(node) not in _PASSING or len(node.all_input_nodes) != 1:
+            return False
+        (node,) = node.all_input_nodes
+    (start,) = node.all_input_nodes
+    return start.target is torch_api.collectives.all_reduce.default
+
+
+# -- forward --------------------------------------------------------------------------------------
+
+
+def make_ready(
+    graph: fx.Graph, reduced: Collection[str], static: Collection[int], crossing: Crossing | None
+) -> None:
+    """Have the inputs `reduced` updated where they are first needed, and other `static` ones
+    (parameters that another graph may have left behind) at the beginning."""
+    inputs = graph.find_nodes(op="placeholder")
+    first = next((node for node in graph.nodes if node.op == "call_function"), None)
+    others = [node for place, node in enumerate(inputs) if place in static]
+    early = [node for node in others if node.name not in reduced and _is_float(node)]
+    if first is None:
+        return
+    if early:
+        _insert(first, early, [], AT_ONCE)
+    if crossing is None:
+        return
+    wanted = {node: _first_use(node) for node in inputs if node.name in reduced}
+    for point, parameters in _points({p: use for p, use in wanted.items() if use is not None}):
+        after = [arg for arg in point.all_input_nodes if _is_made(arg)]
+        _insert(point, parameters, after[:1], crossing.number)
+
+
+def _first_use(given: fx.Node) -> fx.Node | None:
+    """The first node that reads an input, itself or a view of it."""
+    todo, found = [given], []
+    while todo:
+        for user in todo.pop().users:
+            if _packet(user) in _VIEWS or user.target is operator.getitem:
+                todo.append(user)
+            elif user.op == "call_function":
+                found.append(user)
+    return min(found, default=None)
+
+
+def _points(uses: Mapping[fx.Node, fx.Node]) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+    """Where to stop in a forward, and which parameters are needed from there to the next point.
+    Points are at products: elsewhere they would cut kernels apart."""
+    ordered = sorted(uses, key=lambda given: (uses[given], given))
+    each = sum(_nbytes(given) for given in ordered) // _POINTS
+    group: list[fx.Node] = []
+    for given in ordered:
+        is_large = op_class(uses[given].target) in _LARGE
+        is_new = bool(group) and uses[given] is not uses[group[-1]]
+        if is_new and is_large and sum(map(_nbytes, group)) >= each:
+            yield uses[group[0]], group
+            group = []
+        group.append(given)
+    if group:
+        yield uses[group[0]], group
+
+
+def _insert(
+    before: fx.Node, parameters: Sequence[fx.Node], after: Sequence[fx.Node], crossing: int
+) -> None:
+    """`after` is what has to be computed by then, so that no order of kernels asks too early."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(
+            torch.ops.undertow.ready.default, (list(parameters), list(after), crossing)
+        )
+    node.meta = {"val": None, "module": before.meta.get("module", "")}
+
+
+def _is_made(node: fx.Node) -> bool:
+    """Whether forward computes a tensor: not an input, and no view of one."""
+    while _packet(node) in _VIEWS and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node.op == "call_function"
+
+
+def _is_float(given: fx.Node) -> bool:
+    value = given.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _nbytes(given: fx.Node) -> int:
+    return tensor_nbytes(given.meta["val"])
+
+
+def _packet(node: fx.Node) -> object:
+    return getattr(node.target, "overloadpacket", None)
+
+
+# -- backward -------------------------------------------------------------------------------------
+
+
+def leave_reductions(graph: fx.Graph, crossing: Crossing) -> list[fx.Node]:
+    """Mark the waits of a backward graph that can be left to the next forward, and put them last;
+    those are of tensors that the graph gives out, all of them, and does nothing else with."""
+    left = [node for node in graph.nodes if is_wait(node) and _only_leaves(node)]
+    output = graph.output_node()
+    for wait in left:
+        wait.meta[STAND_IN] = crossing.leave
+        for node in (wait, *_views_of(wait)):
+            output.prepend(node)
+    return left
+
+
+def _only_leaves(wait: fx.Node) -> bool:
+    views = _views_of(wait)
+    inside = {wait, *views}
+    given_out = [node for node in inside if any(user.op == "output" for user in node.users)]
+    users = (user for node in inside for user in node.users)
+    if any(user not in inside and user.op != "output" for user in users):
+        return False
+    value = wait.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return False
+    return bool(sum(node.meta["val"].numel() for node in given_out) == value.numel())
+
+
+def _views_of(wait: fx.Node) -> list[fx.Node]:
+    """All views of what is waited for, in graph order."""
+    found: dict[fx.Node, None] = {}
+    todo = [wait]
+    while todo:
+        for user in todo.pop().users:
+            if _packet(user) in _VIEWS or user.target is operator.getitem:
+                found[user] = None
+                todo.append(user)
+    return sorted(found)
+
+
+def start_last_first(waits: Sequence[fx.Node], timeline: Timeline) -> bool:
+    """Put the starts of these waits into the order in which the next forward needs them, as far as
+    the link is busy anyway: of the buckets that are there when it is free, the one that came last.
+    Whether anything was moved."""
+    program = timeline.program
+    starts = sorted(wait.all_input_nodes[0] for wait in waits)
+    if not starts or any(collective_call(start) is None for start in starts):
+        return False
+    places = [program.index[start.name] for start in starts]
+    ready = [int(timeline.ready[place]) for place in places]
+    taken = [int(timeline.end[place] - timeline.begin[place]) for place in places]
+    order = last_first(ready, taken)
+    for before, after in itertools.pairwise(starts[k] for k in order):
+        if after < before:
+            before.append(after)
+    return order != sorted(order)
+
+
+def last_first(ready: Sequence[int], taken: Sequence[int]) -> list[int]:
+    """The order in which a link takes what becomes ready in this order: always the last.
+
+    >>> last_first([0, 2, 3, 4], [3, 3, 3, 3])
+    [0, 2, 3, 1]
+    """
+    order: list[int] = []
+    waiting: list[int] = []
+    now = 0
+    coming = 0
+    while len(order) < len(ready):
+        while coming < len(ready) and ready[coming] <= now:
+            waiting.append(coming)
+            coming += 1
+        if not waiting:
+            now = ready[coming]
+            continue
+        order.append(waiting.pop())
+        now += taken[order[-1]]
+    return order
