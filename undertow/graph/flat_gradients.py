@@ -21,7 +21,7 @@ from undertow.capture.schema import named_arguments
 from undertow.graph.collectives import GLOO, runs_on
 from undertow.graph.convert import convert
 from undertow.graph.gradients import Gradient, find_gradients
-from undertow.graph.nodes import tensor_nbytes
+from undertow.graph.nodes import insert_call, notes_of, tensor_nbytes
 
 _aten, _ops = torch.ops.aten, torch_api.collectives
 _VIEWS = frozenset(
@@ -133,7 +133,7 @@ def _write(bucket: Sequence[Gradient]) -> None:
     reduced = _reduce(flat, max(gradient.start for gradient in bucket))
     if not scales:
         with flat.graph.inserting_after(reduced):
-            reduced = _call(_aten.div_.Tensor, reduced, divisor)
+            reduced = insert_call(_aten.div_.Tensor, reduced, divisor)
     _hand_out(bucket, reduced)
     for gradient in bucket:
         _drop(gradient)
@@ -173,15 +173,15 @@ def _allocate(bucket: Sequence[Gradient], before: fx.Node) -> tuple[fx.Node, lis
             ([sum(sizes)],),
             {"dtype": sample.dtype, "device": sample.device, "pin_memory": False},
         )
-        flat.meta = {**_notes(before), "val": sample.new_empty([sum(sizes)])}
-        parts = _call(_aten.split_with_sizes.default, flat, sizes)
-        return flat, [_call(operator.getitem, parts, k) for k in range(len(sizes))]
+        flat.meta = {**notes_of(before), "val": sample.new_empty([sum(sizes)])}
+        parts = insert_call(_aten.split_with_sizes.default, flat, sizes)
+        return flat, [insert_call(operator.getitem, parts, k) for k in range(len(sizes))]
 
 
 def _multiply_into(product: fx.Node, piece: fx.Node, ways: int | float) -> None:
     graph = product.graph
     with graph.inserting_before(product):
-        there = _call(_aten.view.default, piece, list(product.meta["val"].shape))
+        there = insert_call(_aten.view.default, piece, list(product.meta["val"].shape))
         written = graph.call_function(
             _aten.addmm_.default, (there, *product.args), {"beta": 0, "alpha": 1 / ways}
         )
@@ -197,9 +197,9 @@ def _copy_into(gradient: Gradient, piece: fx.Node, ways: int | float) -> None:
     with graph.inserting_before(at):
         there = _as_given(piece, gradient)
         if ways == 1:
-            _call(_aten.copy_.default, there, value)
+            insert_call(_aten.copy_.default, there, value)
         else:
-            _call(_aten.div.out, value, ways, out=there)
+            insert_call(_aten.div.out, value, ways, out=there)
 
 
 def _after_picks(node: fx.Node) -> fx.Node:
@@ -214,10 +214,10 @@ def _reduce(flat: fx.Node, last: fx.Node) -> fx.Node:
     with flat.graph.inserting_after(last):
         args = (flat, arguments["reduce_op"], arguments["group_name"])
         start = flat.graph.call_function(_ops.all_reduce_.default, args)
-    start.meta = {**_notes(last), "val": flat.meta["val"]}
+    start.meta = {**notes_of(last), "val": flat.meta["val"]}
     with flat.graph.inserting_after(start):
         wait = flat.graph.call_function(_ops.wait_tensor.default, (start,))
-    wait.meta = {**_notes(last), "val": flat.meta["val"]}
+    wait.meta = {**notes_of(last), "val": flat.meta["val"]}
     return wait
 
 
@@ -225,9 +225,9 @@ def _hand_out(bucket: Sequence[Gradient], reduced: fx.Node) -> None:
     graph = reduced.graph
     sizes = [gradient.value.meta["val"].numel() for gradient in bucket]
     with graph.inserting_before(reduced.next):
-        parts = _call(_aten.split_with_sizes.default, reduced, sizes)
+        parts = insert_call(_aten.split_with_sizes.default, reduced, sizes)
         views = [
-            _as_given(_call(operator.getitem, parts, k), gradient)
+            _as_given(insert_call(operator.getitem, parts, k), gradient)
             for k, gradient in enumerate(bucket)
         ]
     last = views[-1]
@@ -243,9 +243,9 @@ def _as_given(piece: fx.Node, gradient: Gradient) -> fx.Node:
     """A part of a bucket in the shape and strides of its gradient."""
     reduced = gradient.wait.meta["val"]
     outwards = _layout(reduced)
-    node = _call(_aten.view.default, piece, [reduced.shape[dim] for dim in outwards])
+    node = insert_call(_aten.view.default, piece, [reduced.shape[dim] for dim in outwards])
     back = sorted(range(len(outwards)), key=outwards.__getitem__)
-    return node if back == sorted(back) else _call(_aten.permute.default, node, back)
+    return node if back == sorted(back) else insert_call(_aten.permute.default, node, back)
 
 
 def _layout(tensor: torch.Tensor) -> list[int]:
@@ -264,17 +264,3 @@ def _drop(gradient: Gradient) -> None:
         if getattr(node.target, "overloadpacket", None) in _GONE:
             todo += node.all_input_nodes
             node.graph.erase_node(node)
-
-
-def _call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new node at the insertion point, with the value that its arguments' values give."""
-    nodes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, fx.Node)]
-    values: Any = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
-    node = nodes[0].graph.call_function(target, args, kwargs)
-    node.meta = {**_notes(nodes[0]), "val": target(*values[0], **values[1])}
-    return node
-
-
-def _notes(node: fx.Node) -> dict[str, Any]:
-    kept = ("nn_module_stack", "fwd_nn_module_stack", "module", "phase")
-    return {name: node.meta[name] for name in kept if name in node.meta}

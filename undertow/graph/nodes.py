@@ -138,3 +138,18 @@ def module_path(source: str) -> str:
 
 def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def insert_call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node at the insertion point, with the value that its arguments' values give."""
+    nodes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, fx.Node)]
+    values: Any = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
+    node = nodes[0].graph.call_function(target, args, kwargs)
+    node.meta = {**notes_of(nodes[0]), "val": target(*values[0], **values[1])}
+    return node
+
+
+def notes_of(node: fx.Node) -> dict[str, Any]:
+    """Where a node comes from: what those that take its place are told of it."""
+    kept = ("nn_module_stack", "fwd_nn_module_stack", "module", "phase")
+    return {name: node.meta[name] for name in kept if name in node.meta}
