@@ -94,7 +94,10 @@ class _Compilation:
         if self.options.codegen == "inductor":
             from undertow.graph import inductor_bridge  # Inductor takes seconds to load
 
-            return inductor_bridge.decompositions()
+            table = dict(inductor_bridge.decompositions())
+            if self.options.embedding_rows:  # it has to be found, and is run by ATen then
+                table.pop(torch.ops.aten.embedding_dense_backward.default, None)
+            return table
         return decompositions() if self.options.codegen == "native" else None
 
     def _simplified(self, gm: fx.GraphModule) -> fx.GraphModule:

@@ -10,15 +10,18 @@ from torch import fx
 
 from undertow.backend.options import BackendOptions
 from undertow.graph.batches import batch_collectives
+from undertow.graph.embedding_rows import gather_embedding_rows
 from undertow.graph.exchange import scatter_by_exchange
 from undertow.graph.flat_gradients import flatten_gradients
 
 
 def adapt(graph: fx.Graph, options: BackendOptions) -> int:
-    """Adapt `graph`; how many collectives have changed. With `merge=False` each stays on its
-    own."""
+    """Adapt `graph`; how many collectives have changed. With `merge=False` each stays on its own,
+    and tables of embeddings are reduced as they are."""
     changed = scatter_by_exchange(graph)
     if options.merge is True:
+        if options.embedding_rows:
+            changed += gather_embedding_rows(graph, options.embedding_rows)
         changed += flatten_gradients(graph)
         changed += batch_collectives(graph, direct=True)
     if changed:

@@ -1,8 +1,9 @@
 """A scheduled graph in regions: what is computed between two collectives becomes one call.
 
 So another compiler can be given the work and not the schedule: collectives, waits, writes to memory
-that others hold and draws of random numbers stay where they are, one call each. So does work of a
-single call or of libraries alone, where there is nothing to fuse.
+that others hold and draws of random numbers stay where they are, one call each. So do gradients of
+embeddings that are still whole, whose sums must not depend on threads, and work of a single call or
+of libraries alone, where there is nothing to fuse.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from undertow.capture.schema import draws_random, written_nodes
@@ -26,7 +28,7 @@ Compiler = Callable[[fx.GraphModule, list[Any]], Boxed | None]
 if it cannot."""
 
 _LIBRARY = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
-_FOR_THE_HOST = HOST_OPERATORS | SIZES
+_NOT_FUSED = HOST_OPERATORS | SIZES | {torch.ops.aten.embedding_dense_backward}
 _LEAST_LOOPS = 2  # calls that can be fused with others; fewer are not worth a region
 _OWN_CALLS = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "fsdp", "inductor", "undertow"}
@@ -95,7 +97,7 @@ class _Cutter:
             return node.args[0] in self._open
         if not isinstance(node.target, OpOverload) or node.target.namespace in _OWN_CALLS:
             return False
-        if node.target.overloadpacket in _FOR_THE_HOST:
+        if node.target.overloadpacket in _NOT_FUSED:
             return False
         tensors = tensors_of(node)
         if not tensors or draws_random(node) or written_nodes(node):
