@@ -211,6 +211,7 @@ def test_without_a_compiler_graphs_run_as_aten_calls_and_it_is_said_once(
         ({"codegen": "atne"}, "unknown codegen 'atne'; did you mean 'aten'"),
         ({"memory": 3}, "'memory' is 3; give a Limits"),
         ({"merge": "yes"}, "'merge' is 'yes'; give True or False"),
+        ({"embedding_rows": True}, "'embedding_rows' is True; give a whole number"),
         ({"split": 1}, "'split' is 1; give True or False"),
         ({"timeout": 0}, "'timeout' is 0; give seconds"),
         ({"timeline": -1}, "'timeline' is -1; give a whole number"),
