@@ -333,6 +333,28 @@ def test_donated_inputs_of_backward_are_told() -> None:
     assert not any(name.startswith(("primals", "tangents")) for name in told[0])
 
 
+def test_the_places_of_parameters_are_known_while_a_forward_is_compiled() -> None:
+    assert torch_api.static_places() == frozenset()
+    told = []
+
+    def forward(gm: fx.GraphModule, inputs: object) -> object:
+        shapes = [node.meta["val"].shape for node in gm.graph.find_nodes(op="placeholder")]
+        told.append(sorted(tuple(shapes[place]) for place in torch_api.static_places()))
+        return gm.forward
+
+    compiler = torch_api.aot_backend(fw_compiler=forward, bw_compiler=lambda gm, _: gm.forward)
+    torch._dynamo.reset()
+    torch.compile(torch.nn.Linear(3, 2), backend=compiler)(torch.ones(5, 3)).sum().backward()
+    assert told == [[(2,), (2, 3)]]
+
+
+def test_a_gradient_that_is_on_its_way_is_waited_for_by_whoever_uses_it() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    parameter.grad = torch_api.AsyncCollectiveTensor(torch.full((6,), 2.0).view(2, 3))
+    assert isinstance(parameter.grad, torch_api.AsyncCollectiveTensor)
+    assert float(torch.nn.utils.clip_grad_norm_([parameter], 1e9)) == pytest.approx(24**0.5)
+
+
 def test_symbols_that_only_values_tell_are_recognised() -> None:
 
     assert torch_api.unbacked_symbols([torch.randn(3), None, 2.5]) == frozenset()

@@ -16,7 +16,7 @@ from torch import fx
 
 from undertow.capture import torch_api
 from undertow.capture.carry import Crossing
-from undertow.graph.collectives import collective_call, is_wait
+from undertow.graph.collectives import is_wait
 from undertow.graph.describe import op_class
 from undertow.graph.nodes import tensor_nbytes
 from undertow.program import Timeline
@@ -145,6 +145,13 @@ def _packet(node: fx.Node) -> object:
 # -- backward -------------------------------------------------------------------------------------
 
 
+def has_flat_buckets(graph: fx.Graph) -> bool:
+    """Whether gradients are computed where they are reduced (`graph.flat_gradients`)."""
+    return bool(
+        graph.find_nodes(op="call_function", target=torch_api.collectives.all_reduce_.default)
+    )
+
+
 def leave_reductions(graph: fx.Graph, crossing: Crossing) -> list[fx.Node]:
     """Mark the waits of a backward graph that can be left to the next forward, and put them last;
     those are of tensors that the graph gives out, all of them, and does nothing else with."""
@@ -187,17 +194,28 @@ def start_last_first(waits: Sequence[fx.Node], timeline: Timeline) -> bool:
     the link is busy anyway: of the buckets that are there when it is free, the one that came last.
     Whether anything was moved."""
     program = timeline.program
-    starts = sorted(wait.all_input_nodes[0] for wait in waits)
-    if not starts or any(collective_call(start) is None for start in starts):
-        return False
+    starts = sorted(set(map(_start_of, waits)))
     places = [program.index[start.name] for start in starts]
     ready = [int(timeline.ready[place]) for place in places]
     taken = [int(timeline.end[place] - timeline.begin[place]) for place in places]
     order = last_first(ready, taken)
     for before, after in itertools.pairwise(starts[k] for k in order):
         if after < before:
-            before.append(after)
+            for node in reversed((after, *_picks(after))):
+                before.append(node)
     return order != sorted(order)
+
+
+def _picks(start: fx.Node) -> list[fx.Node]:
+    """The results of a coalesced call."""
+    return sorted(user for user in start.users if user.target is operator.getitem)
+
+
+def _start_of(wait: fx.Node) -> fx.Node:
+    (node,) = wait.all_input_nodes
+    while node.target is operator.getitem:  # of a coalesced call
+        (node,) = node.all_input_nodes
+    return node
 
 
 def last_first(ready: Sequence[int], taken: Sequence[int]) -> list[int]:

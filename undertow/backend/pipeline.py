@@ -24,7 +24,11 @@ from undertow.backend.artefacts import (
     notes,
     title,
 )
-from undertow.backend.carried import leave_reductions, start_last_first
+from undertow.backend.carried import (
+    has_flat_buckets,
+    leave_reductions,
+    start_last_first,
+)
 from undertow.backend.costs import Measured, kept_costs
 from undertow.backend.native import compile_native
 from undertow.backend.options import BackendOptions
@@ -247,13 +251,15 @@ def schedule(
     if measured is not None:
         cluster = measured.on(cluster, captured)
         own = (measured.source(captured, cluster),)
+    # Those that the next forward needs first are small: together they would come late.
+    is_bucketed = part.crossing is not None and has_flat_buckets(gm.graph)
     plan = schedule_nodes(
         gm.graph,
         cluster=cluster,
         estimate=options.estimate,
         limits=limits,
         plan=None if options.plan is None else plan_for(captured, options.plan, part.label),
-        merge=options.merge,
+        merge=options.merge and not is_bucketed,
         # as a given Plan has it; what other ranks have decided is without splits
         split=(options.split or options.plan is not None) and decisions is None,
         donated=part.donated,

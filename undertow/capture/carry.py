@@ -29,6 +29,7 @@ _optim = torch.optim
 _INDEPENDENT: tuple[type[_optim.Optimizer], ...] = (
     _optim.SGD, _optim.Adam, _optim.AdamW, _optim.NAdam, _optim.RAdam, _optim.Adamax,
     _optim.Adadelta, _optim.Adagrad, _optim.RMSprop, _optim.Rprop, _optim.ASGD, _optim.Adafactor,
+    _optim.Muon,
 )  # fmt: skip
 _PATIENCE = 10  # steps that leave nothing to the next one until that is said
 _log = logging.getLogger(__name__)

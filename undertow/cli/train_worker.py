@@ -4,7 +4,8 @@ Commands come as JSON lines on stdin, answers go as JSON lines to stdout. All va
 same model on the same data, so that their losses can be compared: `compute` alone, PyTorch's own
 `ddp`, `fsdp2` and `ddp+inductor`, and ours: `undertow ddp`, `undertow fsdp`, each also with
 `+aten` and `+inductor` in place of the kernels that the backend takes by itself, and
-`undertow ddp+carried`, whose reductions go on in the next step (`undertow.carry_over`).
+`undertow ddp+carried`, whose reductions go on in the next step (`undertow.carry_over`) and whose
+embeddings are reduced by rows.
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Trainer:
 
             kind, _, codegen = variant.removeprefix("undertow ").partition("+")
             parallelize(self._model, Mesh({"dp": world}), kind)
-            own = {"codegen": codegen} if codegen and variant != CARRIED else {}
+            own: dict[str, Any] = {"codegen": codegen} if codegen else {}
+            if variant == CARRIED:
+                own = {"embedding_rows": self._setup.batch * self._setup.seq}
             options = self._setup.options | own
             run: Callable[..., Any] = torch.compile(self._model, backend=undertow, options=options)
             return run
