@@ -159,6 +159,41 @@ def test_a_rank_that_is_killed_ends_the_others_with_an_error(tmp_path: Path) -> 
     assert "another rank has failed or left" in first[1]
 
 
+def killed_between_steps(rank: int, folder: Path) -> float:
+    """The second rank dies in its backward; the first has left its reductions to the next step."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from undertow.backend import undertow
+    from undertow.capture.carry import carry_over
+    from undertow.capture.mesh import Mesh
+    from undertow.capture.parallelize import parallelize
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    parallelize(model, Mesh({"dp": dist.get_world_size()}), "ddp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    carried = carry_over(model, optimizer)
+    run = torch.compile(model, backend=undertow, options={"timeout": TIMEOUT, "codegen": "aten"})
+    for step in range(3):
+        loss = run(torch.ones(2, 8)).square().mean()
+        if rank == 1 and step == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        assert carried.left == step + 1
+    return 0.0
+
+
+def test_a_rank_that_is_killed_ends_the_next_step_of_those_that_did_not_wait(
+    tmp_path: Path,
+) -> None:
+    first, second = outcomes(killed_between_steps, tmp_path)
+    assert second == ("killed", -signal.SIGKILL)
+    assert first[0] not in ("ok", "hangs", "killed", "AssertionError")
+    assert "gradients of the step before" in first[1]
+
+
 def different_plans(rank: int, folder: Path) -> float:
     import torch
 
