@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate, islice
+from itertools import chain, islice
+
+import numpy as np
 
 from undertow.errors import OrderError
 from undertow.program.memory import liveness
-from undertow.program.model import Kind, Order, Program
+from undertow.program.model import IntArray, Kind, Order, Program
 from undertow.units import format_nbytes
 
 _SHOWN = 5
@@ -113,64 +115,66 @@ def _check_permutation(program: Program, order: Order) -> Iterator[Violation]:
 
 
 def _check_hazards(program: Program, order: Order) -> Iterator[Violation]:
-    place: list[int] = order.positions().tolist()
-    for hazard in program.hazards:
-        if place[hazard[0]] > place[hazard[1]]:
-            src, dst = program.tasks[hazard.src].name, program.tasks[hazard.dst].name
-            on = f" on buffer {program.buffers[hazard.buffer].name!r}" if hazard.buffer >= 0 else ""
-            yield Violation(
-                Rule.HAZARD,
-                hazard.dst,
-                f"task {dst!r} is placed before {src!r}, which must come first ({hazard.kind}{on})",
-            )
+    place, edges = order.positions(), program.edges
+    for at in np.flatnonzero(place[edges.src] > place[edges.dst]).tolist():
+        hazard = program.hazards[at]
+        src, dst = program.tasks[hazard.src].name, program.tasks[hazard.dst].name
+        on = f" on buffer {program.buffers[hazard.buffer].name!r}" if hazard.buffer >= 0 else ""
+        yield Violation(
+            Rule.HAZARD,
+            hazard.dst,
+            f"task {dst!r} is placed before {src!r}, which must come first ({hazard.kind}{on})",
+        )
 
 
-def _seen_writes(program: Program, order: Order) -> list[int]:
-    """For each access of each task, the task that last wrote the buffer before it, -1 for none:
-    task by task in captured order, first what it reads and then what it writes.
+class _Accesses:
+    """Every access of a task to a buffer: first all reads, then all writes.
 
     Views read no data. A wait makes its start's write valid: it sees that start's write and leaves
     it in place. A write counts as one that sees what was there, since it may cover only a part.
     """
-    tasks, kinds = program.tasks, program.kinds
-    offsets = [0, *accumulate([len(task.reads) + len(task.writes) for task in tasks])]
-    writer = [-1] * len(program.buffers)
-    seen = [-1] * offsets[-1]
-    for i in order.tasks:
-        kind = kinds[i]
-        if kind is Kind.VIEW:
-            continue
-        task = tasks[i]
-        at = offsets[i]
-        for buffer in task.reads:
-            seen[at] = writer[buffer]
-            at += 1
-        for buffer in task.writes:
-            seen[at] = writer[buffer]
-            at += 1
-        if kind is not Kind.WAIT:
-            for buffer in task.writes:
-                writer[buffer] = i
-    return seen
+
+    def __init__(self, program: Program) -> None:
+        data = [i for i, kind in enumerate(program.kinds) if kind is not Kind.VIEW]
+        read = _listed(data, [program.tasks[i].reads for i in data])
+        written = _listed(data, [program.tasks[i].writes for i in data])
+        self.task, self.buffer = np.concatenate([read, written], axis=1)
+        self._is_write = np.arange(len(self.task)) >= read.shape[1]
+        is_wait = np.array([kind is Kind.WAIT for kind in program.kinds], dtype=bool)
+        self._is_write &= ~is_wait[self.task]
+        self._count = len(program)
+
+    def seen_writes(self, order: Order) -> IntArray:
+        """For each access, the task that last wrote the buffer before it, -1 for none."""
+        # Numbers that are sorted by buffer and, for one buffer, by place in the order.
+        when = self.buffer * self._count + order.positions()[self.task]
+        writes = np.append(-1, np.sort(when[self._is_write]))
+        last = writes[np.searchsorted(writes, when) - 1]
+        writer = np.asarray(order.tasks, dtype=np.int64)[last % self._count]
+        return np.where(last // self._count == self.buffer, writer, -1)
+
+
+def _listed(tasks: list[int], buffers: list[tuple[int, ...]]) -> IntArray:
+    """Two rows: the tasks, each as often as it has buffers, and those."""
+    counts = np.fromiter(map(len, buffers), np.int64, len(buffers))
+    owners = np.repeat(np.array(tasks, dtype=np.int64), counts)
+    return np.stack([owners, np.fromiter(chain.from_iterable(buffers), np.int64, len(owners))])
 
 
 def _check_values(program: Program, order: Order) -> Iterator[Violation]:
-    captured = _seen_writes(program, Order.captured(program))
-    ordered = _seen_writes(program, order)
-    if captured == ordered:
-        return
-    at = 0
-    for i, task in enumerate(program.tasks):
-        for buffer in task.reads + task.writes:
-            before, now = captured[at], ordered[at]
-            at += 1
-            if before != now:
-                yield Violation(
-                    Rule.VALUE,
-                    i,
-                    f"task {task.name!r} finds buffer {program.buffers[buffer].name!r} as "
-                    f"{_written_by(program, now)}, not as {_written_by(program, before)}",
-                )
+    accesses = _Accesses(program)
+    captured = accesses.seen_writes(Order.captured(program))
+    ordered = accesses.seen_writes(order)
+    differs = np.flatnonzero(captured != ordered)
+    for at in differs[np.argsort(accesses.task[differs], kind="stable")].tolist():
+        task, buffer = int(accesses.task[at]), int(accesses.buffer[at])
+        now, before = (_written_by(program, int(seen[at])) for seen in (ordered, captured))
+        yield Violation(
+            Rule.VALUE,
+            task,
+            f"task {program.tasks[task].name!r} finds buffer {program.buffers[buffer].name!r} as "
+            f"{now}, not as {before}",
+        )
 
 
 def _written_by(program: Program, writer: int) -> str:
