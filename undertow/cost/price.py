@@ -137,14 +137,20 @@ def _chain(sources: Sequence[Source]) -> Ask:
 
 def _remembering(source: Source) -> Ask:
     known: dict[object, Answer | None] = {}
-    missing = Answer(0, "nobody")
+    # Tasks that are alike mostly share their description: to hash that takes longer than all else.
+    known_works: dict[object, tuple[Work | Collective | None, Answer | None]] = {}
 
     def ask(query: Query) -> Answer | None:
-        key = (query.task.work, query.ranks, query.nbytes, query.fused)  # takes long to hash
-        answer = known.get(key, missing)
-        if answer is missing:
-            answer = known[key] = source.price(query)
-        return answer
+        work = query.task.work
+        own = id(work), query.ranks, query.nbytes, query.fused
+        found = known_works.get(own)
+        if found is not None:
+            return found[1]
+        key = work, query.ranks, query.nbytes, query.fused
+        if key not in known:
+            known[key] = source.price(query)
+        known_works[own] = work, known[key]  # which keeps it, so that no other gets its id
+        return known[key]
 
     return ask
 
@@ -193,18 +199,18 @@ def _ranks(program: Program, task: Task) -> tuple[int, ...]:
 def _with_price(task: Task, answer: Answer, *, launches: bool) -> Task:
     # Not dataclasses.replace: it takes three times as long, and programs have many tasks.
     return Task(
-        name=task.name,
-        kind=task.kind,
-        stream=task.stream,
-        reads=task.reads,
-        writes=task.writes,
-        ns=answer.ns,
-        start=task.start,
-        load_permille=answer.load_permille,
-        launches=launches,
-        work=task.work,
-        module=task.module,
-        priced_by=answer.source,
+        task.name,
+        task.kind,
+        task.stream,
+        task.reads,
+        task.writes,
+        answer.ns,
+        task.start,
+        answer.load_permille,
+        launches,
+        task.work,
+        task.module,
+        answer.source,
     )
 
 

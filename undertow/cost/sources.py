@@ -20,10 +20,11 @@ from undertow.cost.roofline import estimate_work
 from undertow.cost.tables import Group, Table
 from undertow.errors import CostError
 from undertow.program.model import Collective, OpClass, Task, Work
+from undertow.program.record import record
 from undertow.units import format_nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Query:
     """A task to be priced."""
 
