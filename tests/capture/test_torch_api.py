@@ -139,6 +139,20 @@ def test_views_of_fakes_share_their_storage_and_keep_their_device(is_dynamic: bo
     assert torch_api.storage_key(found) == torch_api.storage_key(y)
 
 
+def test_a_new_empty_tensor_is_like_one_that_was_dispatched() -> None:
+    mode = torch_api.new_fake_mode()
+    with mode:
+        like = torch.empty(6, 4, device="cuda")
+    found, expected = torch_api.new_empty(like, 24, torch.bfloat16), like.new_empty([24])
+    assert isinstance(found, torch_api.FakeTensor)
+    assert found.fake_mode is mode
+    assert (found.device, found.dtype) == (like.device, torch.bfloat16)
+    assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+    other = torch_api.new_empty(like, 24, torch.bfloat16)
+    assert torch_api.storage_key(found) != torch_api.storage_key(other)
+    assert torch_api.new_empty(torch.ones(2), 3, torch.float64).shape == (3,)
+
+
 def test_fake_store_makes_a_group_of_any_size() -> None:
     dist.init_process_group("fake", rank=3, world_size=512, store=torch_api.fake_store())
     try:

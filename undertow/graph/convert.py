@@ -25,17 +25,17 @@ from undertow.capture.schema import (
 )
 from undertow.errors import ProgramError
 from undertow.garbage import without_collections
+from undertow.graph.calls import Calls
 from undertow.graph.collectives import (
     WAIT,
     CollectiveCall,
-    collective_call,
     is_collective,
     is_wait,
 )
 from undertow.graph.describe import HOST_OPERATORS, SIZES, Descriptions
 from undertow.graph.joins import Joins
 from undertow.graph.nodes import Values, tensors_of
-from undertow.program import Lifetime, Program, ProgramBuilder
+from undertow.program import Collective, Join, Lifetime, Program, ProgramBuilder
 
 _NUMBERS = (int, torch.SymInt, torch.SymBool)
 _ROOT = re.compile(r"L\['\w+'\]\.?")  # how Dynamo calls the module that it compiles
@@ -52,7 +52,8 @@ class Converted:
     """A Program and the graph that it came from.
 
     `nodes[i]` is the node of task i. `notes` are things that a reader of predictions should know.
-    `storages` says which buffer holds a storage, `glue` which views belong before a task's node.
+    `storages` says which buffer holds a storage, `held_in` which storages a node's tensors are in,
+    `glue` which views belong before a task's node.
     """
 
     program: Program
@@ -60,6 +61,7 @@ class Converted:
     notes: tuple[str, ...]
     storages: Mapping[int, int] = field(default_factory=dict)
     glue: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+    held_in: Mapping[fx.Node, tuple[int, ...]] = field(default_factory=dict)
 
 
 @without_collections
@@ -85,6 +87,7 @@ def convert(
         tuple(conversion.nodes),
         tuple(dict.fromkeys(conversion.notes)),
         conversion.buffer_of,
+        held_in=conversion.values.known_storages,
     )
 
 
@@ -104,9 +107,10 @@ class _Conversion:
         self.groups, self.donated = groups, donated
         self.nodes: list[fx.Node] = []
         self.notes: list[str] = []
-        self._values = Values()
-        self._descriptions = Descriptions(self._values)
-        self._outputs = _returned(graph, self._values)
+        self.values = Values()
+        self._descriptions = Descriptions(self.values)
+        self._calls = Calls(self._descriptions.look)
+        self._outputs = _returned(graph, self.values, self._calls)
         self.buffer_of: dict[int, int] = {}  # storage -> buffer
         self._buffers: dict[fx.Node, tuple[int, ...]] = {}  # node -> what its value is held in
         self._task_of: dict[fx.Node, int] = {}
@@ -117,6 +121,7 @@ class _Conversion:
         self._streams: dict[str, int] = {}
         self._traits: dict[int, _Traits] = {}  # of the graph's targets
         self._joins = Joins()
+        self._works: dict[tuple[int, Join], Collective] = {}  # by what they were before
         self._last_random = -1
         self._last_host = -1  # what the host does for its effect alone stays in sequence
 
@@ -140,7 +145,7 @@ class _Conversion:
         traits = self._traits.get(id(target))  # to hash an operator itself takes longer
         if traits is None:
             traits = self._traits[id(target)] = _traits(target)
-        call = collective_call(node) if traits.may_start else None
+        call = self._calls.of(node) if traits.may_start else None
         if call is not None:
             task = self._add_start(node, call)
         elif traits.is_wait:
@@ -162,7 +167,7 @@ class _Conversion:
 
     def _add_start(self, node: fx.Node, call: CollectiveCall) -> int:
         written = self._held_by(call.written)
-        results = self._values.storages(node)
+        results = self.values.storages(node)
         if len(results) == len(call.written):  # under whatever name, they are what it writes to
             for storage, arg in zip(results, call.written, strict=True):
                 self.buffer_of.setdefault(storage, self._buffers[arg][0])
@@ -173,7 +178,7 @@ class _Conversion:
             self._stream(call.group),
             reads=self._held_by(call.read),
             writes=self._buffers[node],
-            work=replace(call.work, join=self._joins.of(node, call)),
+            work=self._described(node, call),
             after=self._after(node.all_input_nodes),
             module=self._place(node),
         )
@@ -181,11 +186,19 @@ class _Conversion:
             self._starts[buffer] = task
         return task
 
+    def _described(self, node: fx.Node, call: CollectiveCall) -> Collective:
+        """The description of a collective; those that look alike share one."""
+        join = self._joins.of(node, call, self._calls.looks[node])
+        key = id(call.work), join
+        if key not in self._works:
+            self._works[key] = replace(call.work, join=join)
+        return self._works[key]
+
     def _add_wait(self, node: fx.Node) -> int:
         source = nodes_in(node.args)[0]
         held = self._buffers[source]
         starts = {self._starts[buffer] for buffer in held if buffer in self._starts}
-        for storage in self._values.storages(node):  # the awaited tensor, under a new name
+        for storage in self.values.storages(node):  # the awaited tensor, under a new name
             self.buffer_of.setdefault(storage, held[0])
         self._buffers[node] = held
         if len(starts) != 1:
@@ -259,13 +272,13 @@ class _Conversion:
 
     def _hold(self, node: fx.Node, lifetime: Lifetime) -> tuple[int, ...]:
         """The buffers that a node's tensors are in, made where a storage is new."""
-        buffer_of, storages = self.buffer_of, self._values.storages(node)
+        buffer_of, storages = self.buffer_of, self.values.storages(node)
         for k, key in enumerate(storages):
             if key not in buffer_of:
                 is_output = lifetime is Lifetime.INTERMEDIATE and key in self._outputs
                 buffer_of[key] = self.builder.buffer(
                     f"{node.name}.{k}" if k else node.name,
-                    self._values.nbytes_of(key),
+                    self.values.nbytes_of(key),
                     Lifetime.OUTPUT if is_output else lifetime,
                 )
         if len(storages) == 1:
@@ -283,7 +296,7 @@ class _Conversion:
         return self._streams[group]
 
 
-def _returned(graph: fx.Graph, values: Values) -> set[int]:
+def _returned(graph: fx.Graph, values: Values, calls: Calls) -> set[int]:
     """Storages that the graph gives out. What it waits for, or tells a collective to write to, is
     the same under another name."""
     found: set[int] = set()
@@ -295,7 +308,7 @@ def _returned(graph: fx.Graph, values: Values) -> set[int]:
             continue
         elif is_wait(node):
             sources = node.all_input_nodes
-        elif (call := collective_call(node)) is not None:
+        elif (call := calls.of(node)) is not None:
             sources = call.written
         found.update(key for source in sources for key in values.storages(source))
     return found

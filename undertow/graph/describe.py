@@ -124,7 +124,7 @@ class Descriptions:
         self._writes: dict[int, bool] = {}  # whether a target of the graph writes to its arguments
 
     def of(self, node: fx.Node) -> Work:
-        look = self._look(node)
+        look = self.look(node)
         if look is None:
             return describe(node)
         known = self._known.get(look)
@@ -132,7 +132,7 @@ class Descriptions:
             known = self._known[look] = describe(node)
         return known
 
-    def _look(self, node: fx.Node) -> object:
+    def look(self, node: fx.Node) -> object:
         """What nodes with the same description have in common; None where that is not known."""
         target = node.target
         writes = self._writes.get(id(target))
@@ -154,18 +154,21 @@ class Descriptions:
                 look = self._values.look(value)
                 if look is None:
                     return None
+            elif type(value) in _PLAIN:
+                pass
             elif isinstance(value, _SEQUENCES):
                 look = self._looks(value)
                 if look is None:
                     return None
-            elif value is not None and type(value) not in _PLAIN:
+            else:
                 return None
             found.append(look)
         return tuple(found)
 
 
 _SEQUENCES = (list, tuple)
-_PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_TORCH_PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = frozenset({int, float, bool, str, type(None), *_TORCH_PLAIN})
 
 
 def describe(node: fx.Node) -> Work:

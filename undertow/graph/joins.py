@@ -7,8 +7,8 @@ from torch import fx
 
 from undertow.capture import torch_api
 from undertow.graph.coalesce import why_not_coalesced
-from undertow.graph.collectives import CollectiveCall
-from undertow.graph.merge_copies import why_not_copied
+from undertow.graph.collectives import CollectiveCall, is_wait
+from undertow.graph.merge_copies import is_looked_at_otherwise, why_not_copied
 from undertow.graph.nodes import tensors_of
 from undertow.program import CollectiveKind, Join
 
@@ -29,9 +29,27 @@ class Joins:
     def __init__(self) -> None:
         self._device_of: dict[str, torch.device] = {}
         self._coalesces: dict[str, bool] = {}
+        self._alike: dict[object, Join] = {}
 
-    def of(self, node: fx.Node, call: CollectiveCall) -> Join:
-        return self.explained(node, call)[0]
+    def of(self, node: fx.Node, call: CollectiveCall, look: object = None) -> Join:
+        """`look` is what nodes have in common that differ in their arguments' names alone; layers
+        repeat, and such nodes are asked about once."""
+        key = self._key(node, call, look)
+        if key is None:
+            return self.explained(node, call)[0]
+        known = self._alike.get(key)
+        if known is None:
+            known = self._alike[key] = self.explained(node, call)[0]
+        return known
+
+    def _key(self, node: fx.Node, call: CollectiveCall, look: object) -> object:
+        """All that the answer depends on, for one that gives its result to a wait and to nobody
+        else; None for others."""
+        users = list(node.users)
+        if look is None or call.written or len(users) != 1 or not is_wait(users[0]):
+            return None
+        tensors = [tensor for arg in (node, *call.read) for tensor in tensors_of(arg)]
+        return look, tuple([x.device for x in tensors]), is_looked_at_otherwise(call, users)
 
     def explained(self, node: fx.Node, call: CollectiveCall) -> tuple[Join, str]:
         """How it can be merged, and what speaks against the other ways."""

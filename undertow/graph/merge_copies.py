@@ -84,7 +84,7 @@ def why_not_copied(node: fx.Node, call: CollectiveCall) -> str:
             return "it writes to a tensor that is not contiguous"
         if call.work.kind is _A2A and not given.is_contiguous():
             return "its input is not contiguous"
-        if call.work.kind in (_RS, _AR) and _is_viewed_otherwise(part.waits):
+        if is_looked_at_otherwise(call, part.waits):
             return "its result is looked at as another dtype"
     return ""
 
@@ -119,7 +119,10 @@ def _parts(member: fx.Node, call: CollectiveCall, casts: Collection[fx.Node]) ->
     return parts
 
 
-def _is_viewed_otherwise(waits: Sequence[fx.Node]) -> bool:
+def is_looked_at_otherwise(call: CollectiveCall, waits: Sequence[fx.Node]) -> bool:
+    """Whether a result that would be a view of the flat one is looked at as another dtype."""
+    if call.work.kind not in (_RS, _AR):
+        return False
     todo, seen = list(waits), set(waits)
     storages = {torch_api.storage_key(wait.meta["val"]): wait.meta["val"].dtype for wait in waits}
     while todo:
@@ -285,7 +288,7 @@ class _Bucket:
         length = total if isinstance(total, int) else total.meta["val"]
         self.flat = self.call(
             _aten.empty.memory_format, [total], dtype=self.dtype, device=sample.device,
-            pin_memory=False, value=sample.new_empty([length], dtype=self.dtype),
+            pin_memory=False, value=torch_api.new_empty(sample, length, self.dtype),
         )  # fmt: skip
         whole = self.view(self.flat, [*rows, -1]) if rows else self.flat
         pieces = self.split(whole, [part.size for part in self.parts], len(rows))
@@ -335,11 +338,11 @@ class _Bucket:
         args: tuple[Any, ...]
         if self.kind is _AG:
             target, args = _c10d.all_gather_into_tensor.default, (flat, self.ranks, group)
-            value = value.new_empty([value.shape[0] * self.ranks])
+            value = torch_api.new_empty(value, value.shape[0] * self.ranks, value.dtype)
         elif self.kind is _RS:
             target = _c10d.reduce_scatter_tensor.default
             args = (flat, self.arguments["reduce_op"], self.ranks, group)
-            value = value.new_empty([value.shape[0] // self.ranks])
+            value = torch_api.new_empty(value, value.shape[0] // self.ranks, value.dtype)
         elif self.kind is _AR:  # the flat tensor is nobody else's
             target, args = _c10d.all_reduce_.default, (flat, self.arguments["reduce_op"], group)
         else:
@@ -348,7 +351,7 @@ class _Bucket:
             receives = self.receives if self.uneven else sends
             args = (flat, receives, sends, group)
             lengths = fx.map_arg(receives, lambda arg: arg.meta["val"])
-            value = value.new_empty([sum(lengths)])
+            value = torch_api.new_empty(value, sum(lengths), value.dtype)
         self._retarget(first, target, args)
         for note in ("param", "tensor_meta", "eager_input_vals"):
             first.meta.pop(note, None)

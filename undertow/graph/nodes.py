@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, UntypedStorage, fx
@@ -40,6 +40,7 @@ class Values:
         self._storages: dict[fx.Node, tuple[int, ...]] = {}
         self._storage_of: dict[int, UntypedStorage] = {}  # by its key
         self._looks: dict[fx.Node, object] = {}
+        self._stands_for: dict[object, object] = {}  # look -> what stands for it: quicker to hash
 
     def tensors(self, node: fx.Node) -> list[Tensor]:
         found = self._tensors.get(node)
@@ -59,6 +60,11 @@ class Values:
             self._storages[node] = found
         return found
 
+    @property
+    def known_storages(self) -> Mapping[fx.Node, tuple[int, ...]]:
+        """Of the nodes that were asked for."""
+        return self._storages
+
     def _key_of(self, tensor: Tensor) -> int:
         key, storage = torch_api.keyed_storage(tensor)
         self._storage_of[key] = storage
@@ -73,7 +79,9 @@ class Values:
         dtypes, or a number; None where that cannot be compared."""
         found = self._looks.get(node, self)
         if found is self:
-            found = self._looks[node] = _look(node.meta.get("val"))
+            look = _look(node.meta.get("val"))
+            found = None if look is None else self._stands_for.setdefault(look, object())
+            self._looks[node] = found
         return found
 
 

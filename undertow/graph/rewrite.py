@@ -1,7 +1,7 @@
 """Writes a decision back into the graph that its Program came from: buckets, then the order.
 
-Only collectives of buckets change, with their waits and casts where they are copied; `getitem`
-nodes and those of copies are new. Every other node keeps its name, arguments and notes and gets a
+Only collectives of buckets change, with their waits and casts where they are copied; nodes of copies
+and the `getitem` of a bucket's first result are new. Every other node keeps its name, arguments and notes and gets a
 new place. Nothing is touched if the order does not fit the graph.
 """
 
@@ -44,15 +44,15 @@ def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
         if len(parts[task]) > 1 and is_collective(parts[task][0].target) and task not in starts:
             coalesce(parts[task], merged.program.tasks[task].module)
             parts[task] = parts[task][:1]
-    _write_copies(graph, merged, parts)
+    _write_copies(converted, merged, parts)
     _arrange(graph, [node for task in order.tasks for node in parts[task]], converted.glue)
 
 
-def _write_copies(graph: fx.Graph, merged: Merged, parts: list[list[fx.Node]]) -> None:
+def _write_copies(converted: Converted, merged: Merged, parts: list[list[fx.Node]]) -> None:
     """Copied buckets as nodes; `parts` are then those of their tasks."""
     if not merged.copies:
         return
-    storages = Storages(graph)
+    storages = Storages(converted.nodes[0].graph, converted.held_in)
     task_of = {nodes[0]: task for task, nodes in enumerate(parts) if len(nodes) == 1}
     views = {node for node, task in task_of.items() if merged.program.tasks[task].kind is Kind.VIEW}
     for copies in merged.copies:

@@ -6,6 +6,7 @@ tensor has to take along everybody who looks at it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,11 +19,17 @@ from undertow.graph.nodes import tensors_of
 class Storages:
     """The nodes of a graph by the storages of their values."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(
+        self, graph: fx.Graph, known: Mapping[fx.Node, tuple[int, ...]] | None = None
+    ) -> None:
+        """`known` are the storages of nodes with one tensor, where they have been asked for."""
         self._nodes: dict[int, dict[fx.Node, None]] = {}
+        known = known or {}
         for node in graph.nodes:
-            for tensor in tensors_of(node):
-                self._nodes.setdefault(torch_api.storage_key(tensor), {})[node] = None
+            is_known = node in known and isinstance(node.meta.get("val"), Tensor)
+            keys = known[node] if is_known else map(torch_api.storage_key, tensors_of(node))
+            for key in keys:
+                self._nodes.setdefault(key, {})[node] = None
 
     def move(self, value: Tensor, base: Tensor) -> None:
         """All values in the storage of `value` now lie in that of `base`, at its place."""
