@@ -143,6 +143,15 @@ def test_coalesced_members_are_flattened():
     assert all(node.meta["val"].shape == (32, 4) for node in call.users)
 
 
+def test_the_other_members_pick_their_result_under_their_own_name():
+    module = traced(lambda x, y: (wait(reduce(x)), wait(reduce(y))), X, Y)
+    names = [node.name for node in module.graph.nodes if collective_call(node)]
+    merge_all(module)
+    first, second = (node for node in module.graph.nodes if node.name in names)
+    assert first.target is ops.all_reduce_coalesced.default
+    assert (second.target, second.args) == (operator.getitem, (first, 1))
+
+
 def test_a_collective_with_two_waits_is_merged():
     def step(x, y):
         made = reduce(x)

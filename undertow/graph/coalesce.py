@@ -47,7 +47,8 @@ def why_not_coalesced(node: fx.Node, call: CollectiveCall) -> str:
 
 
 def coalesce(members: Sequence[fx.Node], module: str) -> None:
-    """Make the first of `members` the one call that does all of their work; the others go.
+    """Make the first of `members` the one call that does all of their work; the others pick their
+    result from it, or go if they had several.
 
     The caller sees to it that they are of one kind, group, reduce op and dtype, that all their
     inputs are there where the first will be placed, and to the place of the new `getitem` nodes.
@@ -68,8 +69,6 @@ def coalesce(members: Sequence[fx.Node], module: str) -> None:
     for note in OF_ONE_CALL:
         first.meta.pop(note, None)
     first.meta.update(val=values, module=module)
-    for member in members[1:]:
-        first.graph.erase_node(member)
 
 
 def _pick_from(whole: fx.Node, member: fx.Node, at: int) -> None:
@@ -77,6 +76,11 @@ def _pick_from(whole: fx.Node, member: fx.Node, at: int) -> None:
     if isinstance(member.meta["val"], list | tuple):
         for user in list(member.users):
             user.args = (whole, at + int(user.args[1]))  # type: ignore[arg-type]
+        if member is not whole:
+            whole.graph.erase_node(member)
+        return
+    if member is not whole:  # its users stay as they are
+        member.target, member.args, member.kwargs = operator.getitem, (whole, at), {}
         return
     with whole.graph.inserting_after(whole):
         picked = whole.graph.call_function(operator.getitem, (whole, at))
