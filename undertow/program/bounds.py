@@ -65,8 +65,8 @@ def lower_bounds(program: Program) -> Bounds:
     heads = _heads(program)
     tails = _tails(program)
     ns = [task.ns for task in program.tasks]
-    longest = max(map(sum, zip(heads.begin, ns, tails.after_end, strict=True)), default=0)
-    longest = max([longest, *map(add, heads.ready, tails.after_ready)])
+    chains = [a + b + c for a, b, c in zip(heads.begin, ns, tails.after_end, strict=True)]
+    longest = max([*chains, *map(add, heads.ready, tails.after_ready)], default=0)
     found.append(Bound(BoundKind.CRITICAL_PATH, longest))
     jobs: list[list[tuple[int, int, int]]] = [[] for _ in program.streams]
     for i, kind in enumerate(program.kinds):

@@ -270,6 +270,11 @@ class Edges:
     kinds: list[HazardKind]
     buffers: list[int]
 
+    def up_to(self, kind: HazardKind) -> set[tuple[int, int]]:
+        """The (src, dst) of hazards that are not stronger than this kind."""
+        found = np.flatnonzero(self.strength <= kind.strength)
+        return set(zip(self.src[found].tolist(), self.dst[found].tolist(), strict=True))
+
 
 @dataclass(frozen=True)
 class Program:

@@ -95,10 +95,18 @@ def ways(program: Program, start: int) -> tuple[How, ...]:
     in_place = work.kind is CollectiveKind.ALL_REDUCE and _is_in_place(task)
     if work.join in (Join.ANY, Join.COALESCED) and work.kind in COALESCED and (is_new or in_place):
         found.append("coalesced")
-    may_be_copied = work.join in (Join.ANY, Join.COPIED) and work.kind in COPIED and work.nbytes > 0
-    if may_be_copied and can_be_copied(program, start):
+    if may_be_copied(program, start):
         found.append("copied")
     return tuple(found)
+
+
+def may_be_copied(program: Program, start: int) -> bool:
+    """Whether a collective can be part of a bucket that is run by copies."""
+    work = program.tasks[start].work
+    if not isinstance(work, Collective) or not work.nbytes:
+        return False
+    has_form = work.join in (Join.ANY, Join.COPIED) and work.kind in COPIED
+    return has_form and can_be_copied(program, start)
 
 
 def bucket_key(
@@ -172,9 +180,11 @@ def styles(program: Program, keys: Callable[[Style], Keys] | None = None) -> lis
     return found
 
 
-def keys_in(program: Program, style: Style) -> Keys:
-    """What each collective must share with others in this style."""
-    usual = {start: bucket_key(program, start) for start in program.starts}
+def keys_in(program: Program, style: Style, usual: Keys | None = None) -> Keys:
+    """What each collective must share with others in this style. `usual` are the keys of the style
+    of that name, where they have been found already."""
+    if usual is None:
+        usual = {start: bucket_key(program, start) for start in program.starts}
     if style == "coalesced":
         return {s: key if key and key.how == "coalesced" else None for s, key in usual.items()}
     if style == "usual":
@@ -381,9 +391,19 @@ def _merged_start(program: Program, merged: list[int]) -> Task:
     reads = [cast_from.get(buffer, buffer) for task in every for buffer in task.reads]
     writes = [buffer for task in every for buffer in task.writes]
     nbytes = sum([task.work.nbytes or 0 for task in every if isinstance(task.work, Collective)])
-    merged_start = first.touching(tuple(dict.fromkeys(reads)), tuple(dict.fromkeys(writes)))
-    module = _common_module([task.module for task in every])
-    return replace(merged_start, work=replace(work, nbytes=nbytes), module=module)
+    return Task(
+        first.name,
+        first.kind,
+        first.stream,
+        tuple(dict.fromkeys(reads)),
+        tuple(dict.fromkeys(writes)),
+        first.ns,
+        load_permille=first.load_permille,
+        launches=first.launches,
+        work=replace(work, nbytes=nbytes),
+        module=_common_module([task.module for task in every]),
+        priced_by=first.priced_by,
+    )
 
 
 def _common_module(paths: list[str]) -> str:

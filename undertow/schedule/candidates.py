@@ -197,7 +197,8 @@ class Workshop:
 
     def keys(self, style: Style) -> Keys:
         if style not in self._keys:
-            self._keys[style] = keys_in(self.program, style)
+            usual = None if style == "usual" else self.keys("usual")
+            self._keys[style] = keys_in(self.program, style, usual)
         return self._keys[style]
 
     def bases(self, buckets: Sequence[Bucket]) -> Bases:

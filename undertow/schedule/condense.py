@@ -79,6 +79,7 @@ class _Runs:
         self._freed = 0  # by the tasks of the last run, of what others made
         self._taken_ns = 0  # by the tasks of the last run
         self._last_use: list[int] = liveness(program, Order.captured(program)).last.tolist()
+        self._touches, self._first_toucher = program.touches, program.first_toucher
         memory = profile_memory(program)
         self._room: list[int] = (memory.peak_nbytes - memory.during).tolist()  # per task
         self._little = memory.peak_nbytes // _LITTLE_SHARE
@@ -135,10 +136,10 @@ class _Runs:
 
     def _frees(self, index: int, head: int) -> int:
         """The bytes that end with this task, of what was there before its run."""
-        program, last_use, freed = self._program, self._last_use, 0
-        for buffer in program.touches[index]:
-            if last_use[buffer] == index and program.first_toucher[buffer] < head:
-                freed += program.buffers[buffer].nbytes
+        last_use, freed = self._last_use, 0
+        for buffer in self._touches[index]:
+            if last_use[buffer] == index and self._first_toucher[buffer] < head:
+                freed += self._program.buffers[buffer].nbytes
         return freed
 
 
@@ -190,8 +191,7 @@ class _Tasks:
         if len(run) == 1 or head.kind is Kind.WAIT:
             return head
         members = [tasks[task] for task in run]
-        kinds = self._program.kinds
-        if all(kinds[task] is Kind.VIEW for task in run[1:]):
+        if all(task.kind is Kind.VIEW for task in members[1:]):
             reads = dict.fromkeys([b for task in members for b in task.reads])
             mine = set(head.writes)
             seen = tuple([b for b in reads if b not in mine or b in head.reads])

@@ -284,7 +284,15 @@ class _Construction:
         kind, mine = kinds[index], unit_of[index]
         self.order.append(index)
         self.is_passed[index] = True
-        self._account(index)
+        is_alive, uses, nbytes, live = self.is_alive, self.uses, self.nbytes, self.live
+        for buffer in self.touches[index]:
+            if not is_alive[buffer]:
+                is_alive[buffer] = True
+                live += nbytes[buffer]
+            left = uses[buffer] = uses[buffer] - 1
+            if not left and not self.stays[buffer]:
+                live -= nbytes[buffer]
+        self.live = live
         if kind is Kind.COMPUTE:
             ns = self.ns[index]
             self.now += ns
@@ -321,18 +329,6 @@ class _Construction:
         if self.in_flight_limit is not None and start not in self.landed:
             self.landed.add(start)
             self.in_flight -= self._held_by(start)
-
-    def _account(self, index: int) -> None:
-        is_alive, uses, nbytes, live = self.is_alive, self.uses, self.nbytes, self.live
-        for buffer in self.touches[index]:
-            if not is_alive[buffer]:
-                is_alive[buffer] = True
-                live += nbytes[buffer]
-            left = uses[buffer] - 1
-            uses[buffer] = left
-            if not left and not self.stays[buffer]:
-                live -= nbytes[buffer]
-        self.live = live
 
     def _becomes_startable(self, start: int) -> None:
         facts, stream = self.facts, self.facts.streams[start]

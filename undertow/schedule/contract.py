@@ -6,13 +6,12 @@ Solvers do this for every bucketing that they try, so what does not change is ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 
 import numpy as np
 
 from undertow.program import Buffer, Program, Task
-from undertow.program.model import IntArray, made_hazard
+from undertow.program.model import Edges, IntArray, made_hazard
 
 
 def contracted_order(
@@ -31,18 +30,19 @@ def contracted_order(
     for place, first in enumerate(leader):
         if first != place or missing[place]:
             continue
-        heappush(late, place)
-        while late:
-            task = heappop(late)
+        task = place
+        while True:
             order.append(task)
             for member in members.get(task) or (task,):
                 for after in successors[member]:
                     target = leader[after]
-                    if target == task:
-                        continue
-                    missing[target] -= 1
-                    if not missing[target] and target < place:
-                        heappush(late, target)
+                    if target != task:
+                        left = missing[target] = missing[target] - 1
+                        if not left and target < place:
+                            heappush(late, target)
+            if not late:
+                break
+            task = heappop(late)
     placed = set(order)
     return order, {task for group, m in members.items() if group not in placed for task in m[1:]}
 
@@ -66,10 +66,13 @@ def contracted(
     src, dst = src[order], dst[order]
     picked = order.tolist()
     kinds, on = map(edges.kinds.__getitem__, picked), map(edges.buffers.__getitem__, picked)
-    hazards = map(made_hazard, zip(src.tolist(), dst.tolist(), kinds, on, strict=True))
+    found = Edges(src, dst, edges.strength[order], list(kinds), list(on))
+    columns = src.tolist(), dst.tolist(), found.kinds, found.buffers
+    hazards = tuple(map(made_hazard, zip(*columns, strict=True)))
     kept = program.buffers if buffers is None else buffers
-    made = replace(program, tasks=tasks, buffers=kept, hazards=tuple(hazards))
+    made = Program(program.name, tasks, kept, program.streams, hazards, program.machine)
     # Found on the way:
+    made.__dict__["edges"] = found
     made.__dict__["predecessors"] = _rows(src, np.bincount(dst, minlength=count))
     by_source = np.argsort(src, kind="stable")
     made.__dict__["successors"] = _rows(dst[by_source], np.bincount(src, minlength=count))

@@ -25,9 +25,7 @@ class Edges:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._weak = {
-            (src, dst) for src, dst, kind, _ in program.hazards if kind is not HazardKind.RAW
-        }
+        self._weak = program.edges.up_to(HazardKind.WAW)  # all but those on what it makes
 
     def serves_only(self, task: int, users: list[int]) -> bool:
         """Whether nobody but `users` needs what `task` makes, and somebody does."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from undertow.program import Collective, Kind, Program, Task, lower_bounds, retimed
 from undertow.schedule.bucket_copies import Reprice, folded_casts
-from undertow.schedule.buckets import ways
+from undertow.schedule.buckets import may_be_copied
 
 _LARGE_NBYTES = 1 << 30  # a size at which rates have long settled
 Rate = tuple[int, int]  # (bytes, nanoseconds on the wire)
@@ -35,7 +35,7 @@ def wire_only(program: Program, reprice: Reprice | None) -> Program:
         for task in program.tasks
     ]
     for start in program.starts:
-        if "copied" in ways(program, start):  # its casts and the launch of its waits may go
+        if may_be_copied(program, start):  # its casts and the launch of its waits may go
             for cast in folded_casts(program, start):
                 tasks[cast] = tasks[cast].timed(0, launches=False)
             for wait in program.waits_of[start]:

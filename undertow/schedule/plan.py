@@ -98,8 +98,8 @@ class Plan:
 def program_digest(program: Program) -> str:
     """What a Plan is made for: tasks, what they touch and their hazards, whatever they cost."""
     rows = [
-        (task.name, kind.value, task.stream, task.reads, task.writes, task.start)
-        for task, kind in zip(program.tasks, program.kinds, strict=True)
+        (task.name, kind, task.stream, task.reads, task.writes, task.start)
+        for task, kind in zip(program.tasks, map(str, program.kinds), strict=True)
     ]
     digest = hashlib.sha256(repr(rows).encode())
     edges = program.edges

@@ -59,9 +59,7 @@ class Sweep:
         self._memory = RunningMemory(program, limits, backward=backward)
         self._first = program.successors if backward else program.predecessors
         self._next_in_group = next_in_group(program, order) if backward else {}
-        self._policies = {
-            (src, dst) for src, dst, kind, _ in program.hazards if kind is HazardKind.POLICY
-        }
+        self._policies = program.edges.up_to(HazardKind.POLICY)
         self._units: dict[int, Unit] = {}  # by head, the longest held first
         self._holding: dict[int, Unit] = {}  # those of them that hold memory
         self._unit_of: dict[int, Unit] = {}
@@ -86,6 +84,9 @@ class Sweep:
         until = director.holds_back(task)
         if until is not None:
             self._hold(Unit(task, at, until, []), task)
+            return
+        if not self._units:  # nothing is held back
+            self._place(director, task)
             return
         blocked = self._blocked_by(task)
         for unit, why in blocked:
