@@ -296,3 +296,26 @@ def test_equal_descriptions_are_asked_for_once(cluster: Cluster) -> None:
         return source.asked
 
     assert (asked(True), asked(False)) == (1, 50)
+
+
+def test_one_description_on_two_groups_is_priced_for_each(cluster: Cluster) -> None:
+    b = ProgramBuilder("step")
+    shard = b.input("shard", MIB)
+    for ranks in (2, 8):
+        full = b.buffer(f"full{ranks}", ranks * MIB)
+        group = b.group(f"group{ranks}", range(ranks))
+        gather = b.start(f"gather{ranks}", group, reads=[shard], writes=[full], work=GATHER)
+        b.wait(f"wait{ranks}", gather)
+    priced = price(b.build(), cluster)
+    for ranks in (2, 8):
+        wanted = estimate_collective(cluster, range(ranks), GATHER).ns
+        assert task(priced, f"gather{ranks}").ns == wanted
+
+
+def test_a_function_is_asked_for_every_task_whatever_they_share(cluster: Cluster) -> None:
+    b = ProgramBuilder("step")
+    for name in ("first", "second"):
+        b.compute(name, writes=[b.buffer(name, MIB)], work=MATMUL)
+    by_name = FunctionSource(lambda task, ranks: {"first": 1.0, "second": 2.0}[task.name])
+    priced = price(b.build(), cluster, [by_name])
+    assert [task(priced, name).ns for name in ("first", "second")] == [10**9, 2 * 10**9]

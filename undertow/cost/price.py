@@ -63,6 +63,8 @@ def price(
     region_of = find_regions(program) if regions else [-1] * len(program)
     charged = region_nbytes(program, region_of)
     ask = _chain((*sources, ModelSource(cluster)))
+    by_description = all(source.by_description for source in sources)
+    known: dict[object, Answer] = {}  # of tasks that share a description, as repeated layers do
     ledger = _Ledger()
     tasks: list[Task] = []
     started: set[int] = set()  # regions whose kernel has begun
@@ -71,12 +73,18 @@ def price(
             tasks.append(task)
             continue
         region = region_of[i]
-        query = Query(task, _ranks(program, task), charged[i], fused=region in started)
-        answer = _answer(program, query, ask)
+        is_fused = region in started
+        key = id(task.work), task.stream, charged[i], is_fused
+        answer = known.get(key)
+        if answer is None:
+            query = Query(task, _ranks(program, task), charged[i], is_fused)
+            answer = _answer(program, query, ask)
+            if by_description and task.kind is not Kind.HOST and task.work is not None:
+                known[key] = answer
         if region >= 0:
             started.add(region)
         ledger.add(i, answer)
-        is_launched = not query.fused and answer.source != NOTHING
+        is_launched = not is_fused and answer.source != NOTHING
         tasks.append(_with_price(task, answer, launches=is_launched))
     return ledger.close(_priced_program(program, tuple(tasks), cluster))
 
@@ -137,20 +145,14 @@ def _chain(sources: Sequence[Source]) -> Ask:
 
 def _remembering(source: Source) -> Ask:
     known: dict[object, Answer | None] = {}
-    # Tasks that are alike mostly share their description: to hash that takes longer than all else.
-    known_works: dict[object, tuple[Work | Collective | None, Answer | None]] = {}
+    missing = Answer(0, "nobody")
 
     def ask(query: Query) -> Answer | None:
-        work = query.task.work
-        own = id(work), query.ranks, query.nbytes, query.fused
-        found = known_works.get(own)
-        if found is not None:
-            return found[1]
-        key = work, query.ranks, query.nbytes, query.fused
-        if key not in known:
-            known[key] = source.price(query)
-        known_works[own] = work, known[key]  # which keeps it, so that no other gets its id
-        return known[key]
+        key = (query.task.work, query.ranks, query.nbytes, query.fused)  # takes long to hash
+        answer = known.get(key, missing)
+        if answer is missing:
+            answer = known[key] = source.price(query)
+        return answer
 
     return ask
 
