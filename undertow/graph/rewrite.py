@@ -1,8 +1,8 @@
 """Writes a decision back into the graph that its Program came from: buckets, then the order.
 
-Only collectives of buckets change, with their waits and casts where they are copied; nodes of copies
-and the `getitem` of a bucket's first result are new. Every other node keeps its name, arguments and notes and gets a
-new place. Nothing is touched if the order does not fit the graph.
+Only collectives of buckets change, with their waits and casts where they are copied; nodes of
+copies and the `getitem` of a bucket's first result are new. Every other node keeps its name,
+arguments and notes and gets a new place. Nothing is touched if the order does not fit the graph.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
         return
     for bucket in merged.buckets:
         _check_bucket(converted, bucket)
-    parts = [[converted.nodes[i] for i in origins] for origins in merged.origins]
+    parts = [list(map(converted.nodes.__getitem__, origins)) for origins in merged.origins]
     graph = converted.nodes[0].graph
     _check_definitions(graph, merged, order, parts, converted.glue)
     starts = {copies.start for copies in merged.copies}
