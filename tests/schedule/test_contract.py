@@ -13,7 +13,7 @@ from undertow.schedule.condense import condense
 from undertow.schedule.contract import contracted_order
 from undertow.schedule.facts import last_in_line
 
-_CARRIED = ("kinds", "starts", "waits_of", "predecessors", "successors", "touches")
+_CARRIED = ("kinds", "starts", "waits_of", "predecessors", "successors", "touches", "stays")
 
 
 def anew(program: Program) -> Program:

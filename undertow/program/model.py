@@ -31,9 +31,11 @@ HOST_STREAM = 1
 
 def _with_plain_members(enum: type[E]) -> type[E]:
     """The class with its members as plain attributes, as Python 3.12 has them: Python 3.11 looks
-    each up by a function of the metaclass, which costs the loops over tasks most of their time."""
+    each up by a function of the metaclass, which costs the loops over tasks most of their time.
+    They are hashed as the strings that they are, and not by a function either."""
     for member in enum:
         type.__setattr__(enum, member.name, member)
+    type.__setattr__(enum, "__hash__", str.__hash__)
     return enum
 
 

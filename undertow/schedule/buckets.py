@@ -355,6 +355,9 @@ def _carry_over(
     whole.__dict__["starts"] = tuple(waits_of)
     whole.__dict__["waits_of"] = waits_of
     whole.__dict__["touches"] = tuple(touched)
+    whole.__dict__["there_before"] = program.there_before
+    if whole.held_to_end == program.held_to_end:
+        whole.__dict__["stays"] = program.stays
 
 
 def _with_copies(

@@ -7,7 +7,7 @@ for a Program and for its fold, so that recipes can be tried on the small one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -80,15 +80,27 @@ class Bounds:
     stands_for: IntArray | None = None
 
 
+Rank = tuple[int, int, int]  # bytes over the limits, nanoseconds, bytes at the peak
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     merged: Merged
     order: Order
     timeline: Timeline
+    _ranks: list[tuple[Bounds, Rank]] = field(default_factory=list, compare=False, repr=False)
 
-    def rank(self, bounds: Bounds) -> tuple[int, int, int]:
+    def rank(self, bounds: Bounds) -> Rank:
         """The lower the better: within the limits before over them, then shorter, then the lower
         peak."""
+        for known, rank in self._ranks:  # each is compared with many
+            if known is bounds:
+                return rank
+        rank = self._found_rank(bounds)
+        self._ranks.append((bounds, rank))
+        return rank
+
+    def _found_rank(self, bounds: Bounds) -> Rank:
         peak = self.timeline.peak_nbytes
         excess = 0 if bounds.peak_nbytes is None else max(peak - bounds.peak_nbytes, 0)
         if bounds.in_flight_nbytes is not None:
@@ -119,8 +131,8 @@ class Candidate:
 
     def is_within(self, permille: int, bounds: Bounds) -> bool:
         """Whether it fits and takes at most so much of the lower bound."""
-        near = 1000 * self.total_ns(bounds) <= permille * bounds.least_ns
-        return near and self.rank(bounds)[0] == 0
+        excess, total_ns, _ = self.rank(bounds)
+        return excess == 0 and 1000 * total_ns <= permille * bounds.least_ns
 
 
 class Bases:
