@@ -6,10 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, get_args
+
+import numpy as np
 
 from undertow.errors import OrderError, ProgramError
 from undertow.program import Order, Program, stream_sequences, verify
+from undertow.program.model import IntArray
 from undertow.schedule.buckets import Bucket, How, Merged, Reprice, bucket_key, merge
 from undertow.schedule.limits import Limits
 from undertow.schedule.splits import Divided, Split, Splitting, split
@@ -97,14 +101,15 @@ class Plan:
 
 def program_digest(program: Program) -> str:
     """What a Plan is made for: tasks, what they touch and their hazards, whatever they cost."""
-    rows = [
-        (task.name, kind, task.stream, task.reads, task.writes, task.start)
-        for task, kind in zip(program.tasks, map(str, program.kinds), strict=True)
-    ]
-    digest = hashlib.sha256(repr(rows).encode())
-    edges = program.edges
-    for column in (edges.src, edges.dst, edges.strength):
-        digest.update(column.astype("<i8").tobytes())
+    tasks, edges = program.tasks, program.edges
+    digest = hashlib.sha256(repr([task.name for task in tasks]).encode())
+    digest.update(" ".join(program.kinds).encode())
+    columns: list[Sequence[int] | IntArray] = [edges.src, edges.dst, edges.strength]
+    columns += [[task.stream for task in tasks], [task.start for task in tasks]]
+    for rows in ([task.reads for task in tasks], [task.writes for task in tasks]):
+        columns += [list(map(len, rows)), list(chain.from_iterable(rows))]
+    for column in columns:
+        digest.update(np.asarray(column, dtype="<i4").tobytes())
     return digest.hexdigest()[:32]
 
 
