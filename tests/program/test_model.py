@@ -40,3 +40,23 @@ def test_members_of_kinds_are_plain_attributes():
 
 def test_true_hazards_are_stronger_than_policies():
     assert HazardKind.RAW.strength > HazardKind.WAR.strength > HazardKind.POLICY.strength
+
+
+def test_hazards_up_to_a_kind_are_those_that_are_not_stronger():
+    program = parse_program(
+        """
+        group g
+        buffer a 1B
+        buffer b 1B
+        first compute 1us writes a
+        reader compute 1us reads a writes b
+        second compute 1us writes a
+        """
+    )
+    assert program.edges.up_to(HazardKind.POLICY) == set()
+    assert program.edges.up_to(HazardKind.WAW) == {(0, 2), (1, 2)}
+    assert program.edges.up_to(HazardKind.RAW) == {(0, 1), (0, 2), (1, 2)}
+
+
+def test_members_are_hashed_as_the_strings_that_they_equal():
+    assert {Kind.COMPUTE: 1}["compute"] == 1

@@ -75,3 +75,21 @@ def test_buckets_that_did_not_fit_are_not_tried_again():
     again = workshop.fitted(buckets, Recipe().policy)
     assert len(again) < len(tries)
     assert again[-1][0].rank(workshop.bounds) == tries[-1][0].rank(workshop.bounds)
+
+
+def test_what_a_size_takes_is_asked_once_for_all_shares_of_latency():
+    asked = []
+
+    def counting(task, ranks):
+        asked.append((task.stream, task.work))
+        return reprice(task, ranks)
+
+    program = fsdp_step(42 * LAYERS)
+    workshop = Workshop(program, counting, UNLIMITED)
+    found = [workshop.bucketing(Recipe(permille)) for permille in (20, 100, 50)]
+    assert len(asked) == len(set(asked))
+    one_by_one = [
+        Workshop(program, reprice, UNLIMITED).bucketing(Recipe(permille))
+        for permille in (20, 100, 50)
+    ]
+    assert found == one_by_one

@@ -60,12 +60,14 @@ class CopiedStart:
 def can_be_copied(program: Program, start: int) -> bool:
     """Whether all results of a collective are waited for, and untouched before that."""
     task, waits = program.tasks[start], program.waits_of[start]
-    written = set(task.writes)
+    written, after = set(task.writes), program.successors[start]
     if not program.streams[task.stream].ranks or not written:
         return False
+    if len(waits) == 1 and after == waits and program.tasks[waits[0]].writes == task.writes:
+        return True  # as most
     if not written <= {buffer for wait in waits for buffer in program.tasks[wait].writes}:
         return False
-    others = (program.tasks[t] for t in program.successors[start] if t not in waits)
+    others = (program.tasks[t] for t in after if t not in waits)
     return not any(written.intersection(other.reads + other.writes) for other in others)
 
 

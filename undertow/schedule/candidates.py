@@ -196,6 +196,7 @@ class Workshop:
         self.layers = layers  # per task, the repetition that it lies in; None if they are unknown
         self._before: dict[int, int] | None = None
         self._keys: dict[Style, Keys] = {}
+        self._curves: dict[Key, _Curve] = {}
         self._bases: dict[tuple[Bucket, ...], Bases] = {}
         self._fitting: dict[tuple[Bucket, ...], list[Bucket]] = {}  # what was left of those asked
 
@@ -253,16 +254,14 @@ class Workshop:
         keys = self.keys(recipe.style)
         if recipe.layers is not None:
             keys = self._by_layers(keys, *recipe.layers)
-            sizes = {key: _LARGEST_NBYTES for key in keys.values() if key is not None}
-            return propose(self.program, sizes, keys, self._before)
-        examples: dict[Key, int] = {}
+            all_of_it = {key: _LARGEST_NBYTES for key in keys.values() if key is not None}
+            return propose(self.program, all_of_it, keys, self._before)
+        sizes: dict[Key, int] = {}
         for start, key in keys.items():
-            if key is not None:
-                examples.setdefault(key, start)
-        sizes = {
-            key: _size_for(self.program, start, recipe.latency_permille, self.reprice)
-            for key, start in examples.items()
-        }
+            if key is not None and key not in sizes:
+                if key not in self._curves:
+                    self._curves[key] = _Curve(self.program, start, self.reprice)
+                sizes[key] = self._curves[key].size_for(recipe.latency_permille)
         return propose(self.program, sizes, keys, self._before)
 
     def _by_layers(self, keys: Keys, gathered: int, reduced: int) -> Keys:
@@ -291,17 +290,27 @@ def _without_those_at_peak(candidate: Candidate) -> list[Bucket]:
     ]
 
 
-def _size_for(program: Program, start: int, permille: int, reprice: Reprice) -> int:
-    """The smallest power of two at which latency is at most this share of the time."""
-    task = program.tasks[start]
-    work, ranks = task.work, program.streams[task.stream].ranks
-    assert isinstance(work, Collective)
+class _Curve:
+    """What collectives like one of a Program take, by their size; each size is asked for once."""
 
-    def ns(nbytes: int) -> int:
-        return reprice(replace(task, work=replace(work, nbytes=nbytes)), ranks).ns
+    def __init__(self, program: Program, start: int, reprice: Reprice) -> None:
+        self._task = program.tasks[start]
+        self._ranks = program.streams[self._task.stream].ranks
+        self._reprice = reprice
+        self._known: dict[int, int] = {}
 
-    latency = ns(1)
-    nbytes = 1 << 10
-    while nbytes < _LARGEST_NBYTES and latency * 1000 > permille * ns(nbytes):
-        nbytes *= 2
-    return nbytes
+    def ns(self, nbytes: int) -> int:
+        if nbytes not in self._known:
+            work = self._task.work
+            assert isinstance(work, Collective)
+            task = replace(self._task, work=replace(work, nbytes=nbytes))
+            self._known[nbytes] = self._reprice(task, self._ranks).ns
+        return self._known[nbytes]
+
+    def size_for(self, permille: int) -> int:
+        """The smallest power of two at which latency is at most this share of the time."""
+        latency = self.ns(1)
+        nbytes = 1 << 10
+        while nbytes < _LARGEST_NBYTES and latency * 1000 > permille * self.ns(nbytes):
+            nbytes *= 2
+        return nbytes

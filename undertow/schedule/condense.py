@@ -191,15 +191,17 @@ class _Tasks:
         if len(run) == 1 or head.kind is Kind.WAIT:
             return head
         members = [tasks[task] for task in run]
-        if all(task.kind is Kind.VIEW for task in members[1:]):
+        kinds = self._program.kinds
+        if all(kinds[task] is Kind.VIEW for task in run[1:]):
             reads = dict.fromkeys([b for task in members for b in task.reads])
             mine = set(head.writes)
             seen = tuple([b for b in reads if b not in mine or b in head.reads])
             return head.touching(seen, head.writes)
-        return self._several(head, members, self._run_of[run[0]])
+        return self._several(head, run, members)
 
-    def _several(self, head: Task, members: Sequence[Task], own: int) -> Task:
+    def _several(self, head: Task, run: Sequence[int], members: Sequence[Task]) -> Task:
         """What nobody else touches is there while the run needs it, and no longer."""
+        own = self._run_of[run[0]]
         reads: dict[int, None] = {}
         writes: dict[int, None] = {}
         for task in members:
@@ -210,7 +212,7 @@ class _Tasks:
                 writes[buffer] = None
         kept = [b for b in writes if not self._is_inner[b]]
         made = {b for b in writes if self._made_by[b] == own}
-        nbytes = self._made_peak(members, made)
+        nbytes = self._made_peak(run, made)
         nbytes -= sum([self._buffers[b].nbytes for b in kept if b in made])
         if nbytes > 0:
             self._buffers.append(Buffer(f"{head.name}.inner", nbytes, Lifetime.INTERMEDIATE))
@@ -220,22 +222,21 @@ class _Tasks:
         launches = sum([task.host_launches for task in members])
         return head.touching(reads_kept, tuple(kept)).timed(ns, launches)
 
-    def _made_peak(self, members: Sequence[Task], made: set[int]) -> int:
+    def _made_peak(self, run: Sequence[int], made: set[int]) -> int:
         """The most bytes of what the run makes that are there at a time."""
         buffers, is_inner = self._buffers, self._is_inner
-        last: dict[int, int] = {}
-        for k, task in enumerate(members):
-            for buffer in task.touched:
-                last[buffer] = k
+        tasks, touches = self._program.tasks, self._program.touches
+        last = {buffer: task for task in run for buffer in touches[task]}
         live = peak = 0
         seen: set[int] = set()
-        for k, task in enumerate(members):
-            for buffer in task.writes:
+        for task in run:
+            for buffer in tasks[task].writes:
                 if buffer in made and buffer not in seen:
                     seen.add(buffer)
                     live += buffers[buffer].nbytes
-            peak = max(peak, live)
-            for buffer in task.touched:
-                if last[buffer] == k and is_inner[buffer] and buffer in seen:
+            if live > peak:
+                peak = live
+            for buffer in touches[task]:
+                if last[buffer] == task and is_inner[buffer] and buffer in seen:
                     live -= buffers[buffer].nbytes
         return peak

@@ -136,6 +136,8 @@ class Sweep:
         memory = self._memory
         while self._holding and (missing := memory.missing(task)) > 0:
             self._let_go(director, next(iter(self._holding)), LimitedBy.MEMORY, task, missing)
+        if memory.in_flight_limit is None:
+            return
         while self._units and (missing := memory.in_flight_missing(task)) > 0:
             self._let_go(director, next(iter(self._units)), LimitedBy.IN_FLIGHT, task, missing)
 
