@@ -34,6 +34,8 @@ UNARY = (
 BINARY = ("{x} + {y}", "{x} - {y}", "{x} * {y}", "torch.maximum({x}, {y})", "{x} + 2 * {y}")
 BINARY += ("torch.where({x} > {y}, {x}, {y} * 2)", "{x} / ({y}.abs() + 1)")
 REDUCE = ("sum", "mean", "amax", "amin")
+PLACES = ("argmax", "argmin")
+WHOLE = ("sum", "amax", "amin", "argmax", "argmin")
 SPREAD = ("{x}.var({d})", "{x}.std({d}, keepdim=True)", "{x}.norm(dim={d})", "{x}.logsumexp({d})")
 CALLS = (
     "{x}.sort({d}).values", "{x}.topk(1, {d}).values", "{x}.prod({d})",
@@ -61,6 +63,7 @@ class Maker:
         self.lines: list[str] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.inputs: list[str] = []
+        self.reduced: tuple[str, list[int]] | None = None  # what was reduced last, and where
 
     def make(self) -> list[str]:
         torch.manual_seed(self.seed)
@@ -147,12 +150,26 @@ class Maker:
         if not tensor.dim():
             return None
         dims = sorted(pick.sample(range(tensor.dim()), pick.randint(1, tensor.dim())))
+        if self.reduced is not None and pick.random() < 0.4:
+            x, dims = self.other_order(*self.reduced)
+            tensor = self.tensors[x]
+        self.reduced = (x, dims)
         keep = pick.random() < 0.5
         kind = pick.choice(REDUCE)
-        if pick.random() < 0.1:
-            return f"{name} = {x}.argmax({dims[0]}, keepdim={keep})"
+        if pick.random() < 0.2:
+            return f"{name} = {x}.{pick.choice(PLACES)}({dims[0]}, keepdim={keep})"
+        if pick.random() < 0.15:
+            return f"{name} = ({x} > 0).{pick.choice(('any', 'all'))}({dims}, keepdim={keep})"
+        if pick.random() < 0.15:
+            return f"{name} = {x}.{pick.choice(WHOLE)}()"
         source = f"{x}.float()" if not tensor.is_floating_point() and kind == "mean" else x
         return f"{name} = {source}.{kind}({dims}, keepdim={keep})"
+
+    def other_order(self, x: str, dims: list[int]) -> tuple[str, list[int]]:
+        """What was reduced last once more, over other dimensions or over all."""
+        every = list(range(self.tensors[x].dim()))
+        rest = [dim for dim in every if dim not in dims]
+        return x, rest if rest and self.random.random() < 0.8 else every
 
     def movement(self, name: str, x: str, tensor: torch.Tensor) -> str | None:
         pick = self.random
@@ -212,7 +229,7 @@ def check(maker: Maker, lines: list[str], outputs: list[str]) -> str | None:
     )
     for name, a, b in zip(outputs, got, want, strict=True):
         limits = tolerance(torch.bfloat16 if loose else b.dtype)
-        if loose and any(re.search("argmax|round|cummin", line) for line in lines):
+        if loose and any(re.search("argmax|argmin|round|cummin| > 0", line) for line in lines):
             continue  # a rounding apart is a whole step apart
         try:
             torch.testing.assert_close(a, b, equal_nan=True, **limits)
