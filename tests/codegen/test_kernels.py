@@ -31,7 +31,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], int]] = {
     "mean of all, used": (lambda x: x - x.mean(), (normal(30, 20),), 1),
     "rows and columns": (lambda x: (x.sum(1), x.sum(0), x * 2), (normal(128, 40),), 1),
     "maximum of columns": (lambda x: x.amax(0), (normal(20, 150),), 1),
-    "argmax": (lambda x: (x.argmax(1), x.argmax()), (normal(20, 30),), 2),
+    "argmax": (lambda x: (x.argmax(1), x.argmax()), (normal(20, 30),), 1),
     "transposed": (lambda x: x.transpose(1, 2).reshape(4, -1) * 2, (normal(4, 5, 6),), 1),
     "split and merged loops": (
         lambda x: (x.view(4, 6, 5) + 1).view(24, 5).exp().view(120),

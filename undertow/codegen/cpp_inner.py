@@ -22,7 +22,14 @@ _LIBRARY = frozenset(_LIBRARY_CALLS.split())
 
 def innermost(text: Text, this: Pass, low: str, high: str, sums: list[int], count: int) -> None:
     """The innermost loop of a pass, of `count` iterations in all. Where it has sines or cosines, a
-    part at a time, and in another way if a part has an angle that the fast ones cannot do."""
+    part at a time, and in another way if a part has an angle that the fast ones cannot do. Where
+    extrema are is looked for in a loop before it, which reads what this one may write over."""
+    places = [number for number in sums if text.is_arg(number)]
+    if places and not text.in_order and hint_of(count) >= 2 * VECTOR:
+        _find_places(text, this, low, high, places)
+        sums = [number for number in sums if number not in places]
+        if not (sums or this.stores or this.keeps or any(map(text.is_column, this.late))):
+            return
     angles = _angles(text, this)
     if not angles or not text.kernel.inner:
         text.far = bool(angles)
@@ -48,6 +55,43 @@ def innermost(text: Text, this: Pass, low: str, high: str, sums: list[int], coun
     _loop(text, this, "g", "h", sums, count)
     text.close()
     text.close()
+
+
+def _find_places(text: Text, this: Pass, low: str, high: str, places: list[int]) -> None:
+    """Where extrema of the innermost loop are: the first of every sixteenth element, each in a lane
+    of its own, so that they are vectors, and then the first of those."""
+    code, last = text.kernel.code, len(text.kernel.inner) - 1
+    body = _sources(text, this, [arg for number in places for arg in code[number].args])
+    text.far = any(code[number].op in ("sin", "cos") for number in body)
+    text.open("{")
+    for number in places:
+        best = C_TYPES[text.best_type(number)]
+        text.put(f"i64 a{number}[{VECTOR}]; {best} m{number}[{VECTOR}];")
+        text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
+        text.put(f"a{number}[lane] = t{number}; m{number}[lane] = t{number}m;")
+        text.close()
+    text.put(f"i64 g = {low};")
+    for head, width in (
+        (f"for (; g + {VECTOR} <= {high}; g += {VECTOR}) {{", f"{VECTOR}"),
+        (f"if (g < {high}) {{", f"{high} - g"),
+    ):
+        text.open(head)
+        text.put("#pragma omp simd")
+        text.open(f"for (i64 lane = 0; lane < {width}; ++lane) {{")
+        text.put(f"const i64 i{last} = g + lane;")
+        _values(text, this, body, text.linear())
+        for number in places:
+            args = [text.name(arg) for arg in code[number].args]
+            text.take_column(number, f"a{number}[lane]", *args)
+        text.close()
+        text.close()
+    text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
+    for number in places:
+        found = (f"m{number}[lane]", f"a{number}[lane]", f"t{number}m", f"t{number}")
+        text.take_place(*found, text.kind_of(number))
+    text.close()
+    text.close()
+    text.far = False
 
 
 def _angles(text: Text, this: Pass) -> list[int]:
@@ -211,9 +255,8 @@ def finish_iteration(text: Text, this: Pass, sums: list[int]) -> None:
         text.accumulate(number, "t")
     for number in this.late:
         if text.is_column(number):
-            arg = text.name(kernel.code[number].args[0])
-            target = f"a{number}[{text.linear()}]"
-            text.put(f"{target} = {text.combined(number, target, arg)};")
+            args = [text.name(arg) for arg in kernel.code[number].args]
+            text.take_column(number, f"a{number}[{text.linear()}]", *args)
 
 
 def _values(text: Text, this: Pass, numbers: list[int], place: str) -> None:

@@ -24,7 +24,8 @@ class Text:
     """Lines of one kernel, and what its values are called in them.
 
     Prefixes: p a buffer, v a value, s a scratch row, o and i the outer and inner loop variables,
-    r a reduction over a row, t over one run of the innermost loop, a partial results of a late one.
+    r a reduction over a row, t over one run of the innermost loop, a partial results of a late one,
+    m extrema whose places are looked for, and b, g and f the best one, its place and what beats it.
     """
 
     kernel: Kernel
@@ -186,9 +187,12 @@ class Text:
             return worst_of(kind, instr.dtype)
         return "0"
 
+    def best_type(self, number: int) -> str:
+        """The type of the extremum whose place is looked for."""
+        return self.kernel.code[self.kernel.code[number].args[0]].dtype
+
     def worst(self, number: int) -> str:
-        instr = self.kernel.code[self.kernel.code[number].args[0]]
-        return worst_of(self.kind_of(number)[3:], instr.dtype)
+        return worst_of(self.kind_of(number)[3:], self.best_type(number))
 
     def wide(self, number: int) -> str:
         """The type of a sum that has run over many elements."""
@@ -212,7 +216,7 @@ class Text:
         if self.kind_of(number) in ("max", "min") and is_float(instr.dtype):
             text += f" i32 {prefix}{number}n = 0;"
         if self.is_arg(number):
-            best = C_TYPES[self.kernel.code[instr.args[0]].dtype]
+            best = C_TYPES[self.best_type(number)]
             text += f" {best} {prefix}{number}m = {self.worst(number)};"
         return text
 
@@ -264,10 +268,21 @@ class Text:
         return f"{text} {best} = {better} ? {args[0]} : {best};" if self.is_arg(number) else text
 
     def take_place(self, arg: str, place: str, best: str, target: str, kind: str) -> None:
-        sign = ">" if kind == "argmax" else "<"
-        better = f"{arg} {sign} {best} || ({arg} != {arg} && {best} == {best})"
-        equal = f"({arg} == {best} || ({arg} != {arg} && {best} != {best})) && {place} < {target}"
-        self.put(f"if ({better} || ({equal})) {{ {best} = {arg}; {target} = {place}; }}")
+        better = is_better(arg, place, best, target, kind)
+        self.put(f"if ({better}) {{ {best} = {arg}; {target} = {place}; }}")
+
+    def take_column(self, number: int, target: str, arg: str, place: str = "") -> None:
+        """Take one element into the result of its column. Where an extremum is, is found without a
+        branch: columns are vectors."""
+        if not self.is_arg(number):
+            self.put(f"{target} = {self.combined(number, target, arg)};")
+            return
+        best, value = f"m{target[1:]}", C_TYPES[self.best_type(number)]
+        self.put(f"const {value} b{number} = {best}; const i64 g{number} = {target};")
+        better = is_better(arg, place, f"b{number}", f"g{number}", self.kind_of(number))
+        self.put(f"const bool f{number} = {better};")
+        self.put(f"{best} = f{number} ? {arg} : b{number};")
+        self.put(f"{target} = f{number} ? {place} : g{number};")
 
     def combined(self, number: int, old: str, new: str) -> str:
         kind, dtype = self.kind_of(number), self.kernel.code[number].dtype
@@ -300,9 +315,9 @@ class Text:
 
     def late_nbytes(self, number: int) -> int:
         """Bytes of a late reduction's partial results, a multiple of 8. Narrow types have
-        4 bytes each."""
+        4 bytes each; the place of an extremum has the extremum behind all places."""
         narrow = self.is_column(number) and NBYTES[self.kernel.code[number].dtype] <= 4
-        each = 4 if narrow and self.parts % 2 == 0 else 8
+        each = 4 if narrow and self.parts % 2 == 0 else 16 if self.is_arg(number) else 8
         return each * self.parts * self.late_width(number)
 
     def late_places(self) -> dict[int, int]:
@@ -314,24 +329,29 @@ class Text:
         return found
 
     def start_late(self) -> None:
-        slot = len(self.slots)
-        for number, at in self.late_places().items():
-            first = self.identity(number)
+        for number in self.kernel.late:
             if not self.is_column(number):
                 self.put(self.accumulator(number, "r"))
                 continue
-            kind = C_TYPES[self.kernel.code[number].dtype]
             width = self.late_width(number)
-            self.put(f"{kind} *const a{number} = ({kind} *)(P[{slot}] + {at}L)")
-            self.put(f"  + part * {width}L;")
-            self.put(f"for (i64 j = 0; j < {width}L; ++j) a{number}[j] = {first};")
+            kind = C_TYPES[self.kernel.code[number].dtype]
+            self.start_columns(f"a{number}", kind, self.partial(number, kind), width)
+            self.put(f"for (i64 j = 0; j < {width}L; ++j) a{number}[j] = {self.identity(number)};")
+            if self.is_arg(number):
+                kind = C_TYPES[self.best_type(number)]
+                self.start_columns(f"m{number}", kind, self.partial_best(number), width)
+                self.put(f"for (i64 j = 0; j < {width}L; ++j) m{number}[j] = {self.worst(number)};")
+
+    def start_columns(self, name: str, kind: str, table: str, width: int) -> None:
+        self.put(f"{kind} *const {name} = {table}")
+        self.put(f"  + part * {width}L;")
 
     def finish_late(self) -> None:
-        slot = len(self.slots)
-        for number, at in self.late_places().items():
+        for number in self.kernel.late:
             if not self.is_column(number):
-                kind = self.wide(number)
-                self.put(f"(({kind} *)(P[{slot}] + {at}L))[part] = r{number};")
+                self.put(f"{self.partial(number, self.wide(number))}[part] = r{number};")
+                if self.is_arg(number):
+                    self.put(f"{self.partial_best(number)}[part] = r{number}m;")
 
     def combine(self) -> str:
         """The function that turns partial results into results."""
@@ -341,16 +361,26 @@ class Text:
             self.combine_columns()
         singles = [number for number in self.kernel.late if not self.is_column(number)]
         for number in singles:
-            kind = self.wide(number)
-            self.put(f"{kind} w{number} = {self.identity(number)};")
-            self.put(f"for (i64 part = 0; part < {self.parts}; ++part)")
-            sum_of = self.combined(number, f"w{number}", f"{self.partial(number, kind)}[part]")
-            self.put(f"  w{number} = {sum_of};")
+            self.combine_parts(number)
         self.late_values(singles, "")
         return "static void @_end(char **P) {\n" + "\n".join(self.lines) + "\n}\n"
 
+    def combine_parts(self, number: int) -> None:
+        kind = self.wide(number)
+        self.put(f"{kind} w{number} = {self.identity(number)};")
+        item = f"{self.partial(number, kind)}[part]"
+        if self.is_arg(number):
+            self.put(f"{C_TYPES[self.best_type(number)]} w{number}m = {self.worst(number)};")
+            self.open(f"for (i64 part = 0; part < {self.parts}; ++part) {{")
+            best = f"{self.partial_best(number)}[part]"
+            self.take_place(best, item, f"w{number}m", f"w{number}", self.kind_of(number))
+            self.close()
+            return
+        self.put(f"for (i64 part = 0; part < {self.parts}; ++part)")
+        self.put(f"  w{number} = {self.combined(number, f'w{number}', item)};")
+
     def combine_columns(self) -> None:
-        """Sums per column: a block of columns at a time, so that rows of parts are vectors."""
+        """Results of columns: a block of them at a time, so that rows of parts are vectors."""
         inner = self.kernel.inner
         last = len(inner) - 1
         columns = [number for number in self.kernel.late if self.is_column(number)]
@@ -359,16 +389,20 @@ class Text:
         self.open(f"for (i64 c = 0; c < {inner[-1]}L; c += {COLUMNS}) {{")
         self.put(f"const i64 n = c + {COLUMNS} < {inner[-1]}L ? {COLUMNS} : {inner[-1]}L - c;")
         for number in columns:
-            kind = C_TYPES[self.kernel.code[number].dtype]
-            self.put(f"{kind} w{number}[{COLUMNS}] __attribute__((aligned(64)));")
-            self.put(f"for (i64 j = 0; j < {COLUMNS}; ++j) w{number}[j] = {self.identity(number)};")
+            kind, first = C_TYPES[self.kernel.code[number].dtype], self.identity(number)
+            self.start_block(f"w{number}", kind, first)
+            if self.is_arg(number):
+                kind, first = C_TYPES[self.best_type(number)], self.worst(number)
+                self.start_block(f"m{number}", kind, first)
             self.open(f"for (i64 part = 0; part < {self.parts}; ++part) {{")
             self.put("#pragma omp simd")
             self.open("for (i64 j = 0; j < n; ++j) {")
             self.put(f"const i64 i{last} = c + j;")
             place = f"part * {self.late_width(number)}L + {self.linear()}"
-            item = f"{self.partial(number, kind)}[{place}]"
-            self.put(f"w{number}[j] = {self.combined(number, f'w{number}[j]', item)};")
+            items = [f"{self.partial(number, C_TYPES[self.kernel.code[number].dtype])}[{place}]"]
+            if self.is_arg(number):
+                items = [f"{self.partial_best(number)}[{place}]", *items]
+            self.take_column(number, f"w{number}[j]", *items)
             self.close()
             self.close()
         self.put("#pragma omp simd")
@@ -379,9 +413,18 @@ class Text:
         for _ in inner:
             self.close()
 
+    def start_block(self, name: str, kind: str, first: str) -> None:
+        self.put(f"{kind} {name}[{COLUMNS}] __attribute__((aligned(64)));")
+        self.put(f"for (i64 j = 0; j < {COLUMNS}; ++j) {name}[j] = {first};")
+
     def partial(self, number: int, kind: str) -> str:
         """The partial results of a late reduction."""
         return f"(({kind} *)(P[{len(self.slots)}] + {self.late_places()[number]}L))"
+
+    def partial_best(self, number: int) -> str:
+        """The extrema whose places are the partial results of a late reduction."""
+        at = self.late_places()[number] + 8 * self.parts * self.late_width(number)
+        return f"(({C_TYPES[self.best_type(number)]} *)(P[{len(self.slots)}] + {at}L))"
 
     def late_values(self, sums: list[int], place: str) -> None:
         """What is computed from late reductions that are all of one kind, and its stores."""
@@ -417,6 +460,15 @@ class Text:
 def is_long(count: int) -> bool:
     """Whether a sum of so many elements is worth a wider type; if in doubt, it is."""
     return is_symbolic(count) or count > BLOCK
+
+
+def is_better(arg: str, place: str, best: str, target: str, kind: str) -> str:
+    """Whether an element is to take the place of the best so far, in C++: the first of equals is
+    the best, and the first NaN before all."""
+    sign = ">" if kind == "argmax" else "<"
+    better = f"{arg} {sign} {best} || ({arg} != {arg} && {best} == {best})"
+    equal = f"({arg} == {best} || ({arg} != {arg} && {best} != {best})) && {place} < {target}"
+    return f"{better} || ({equal})"
 
 
 def worst_of(kind: str, dtype: str) -> str:

@@ -27,6 +27,7 @@ from undertow.loops.group import (
     start_group,
 )
 from undertow.loops.ir import Extern, Lowered, Nest, Step
+from undertow.loops.late import late_rows, make_late
 from undertow.loops.moves import (
     Call,
     Move,
@@ -97,6 +98,7 @@ class _Fuser:
         self.starts: list[int] = []  # places of collectives' starts,
         self.waits: list[int] = []  # and of their waits
         self.uses = count_uses(lowered)
+        self.widest = widest_readers(lowered)
 
     def run(self) -> Fused:
         for step in self.lowered.steps:
@@ -260,13 +262,17 @@ class _Fuser:
                 reason = "it runs over a part of the loops"
                 continue
             rows = deeper_rows(group, nest, place, level) if may_deepen else None
-            price = price_join(group, nest, place, self.policy.threads, self.lowered.buffers, rows)
+            late = late_rows(group, nest, place, level, self.widest) if may_deepen else None
+            left = rows or late
+            price = price_join(group, nest, place, self.policy.threads, self.lowered.buffers, left)
             if price.lost_ns > price.saved_ns:
                 return price.reason
             problem = conflict(group, nest, place, level)
             if problem is None and rows:
                 deepen(group, rows)
                 level = level_at(group, place) or level
+            elif problem is None and late:
+                make_late(group, late)
             if problem is None and nest.is_reduction:
                 problem = reduction_problem(group, nest, place, level)
             if problem is None and nest.is_scan:
@@ -449,6 +455,16 @@ def count_uses(lowered: Lowered) -> list[int]:
             found[number] += 1
     for view in views_in(lowered.outputs):
         found[view.buffer] += 1
+    return found
+
+
+def widest_readers(lowered: Lowered) -> dict[int, int]:
+    """How many iterations the largest nest has that reads each buffer."""
+    found: dict[int, int] = {}
+    for nest in lowered.steps:
+        if isinstance(nest, Nest):
+            for number in nest.reads:
+                found[number] = max(found.get(number, 0), hint_of(nest.numel))
     return found
 
 

@@ -151,18 +151,16 @@ def settle_reduction(group: Group, nest: Nest, place: Place, level: str = "eleme
     """Where the result of a reduction over these loops appears, giving the loops roles if they have
     none: "row", "block", "late", or None if this group cannot hold it."""
     space = group.space
-    gone = _reduced(group, nest, place)
+    gone = reduced_leaves(group, nest, place)
     if level == "block":
         return "row" if gone == group.block_leaves() else None
     leaves = group.leaves()
     kept = [leaf for leaf in leaves if leaf not in gone]
-    kinds = {instr.data for instr in nest.body if instr.op == "reduce"}
-    combines = kinds <= {"sum", "prod", "max", "min", "any", "all"}
     if group.kind != "flat":
         inner = set(group.role_leaves("inner"))
         if gone == inner:
             return "row"
-        lateable = group.kind == "rows" and combines and bool(group.role_leaves("outer"))
+        lateable = group.kind == "rows" and bool(group.role_leaves("outer"))
         if lateable and (gone == set(leaves) or gone == set(leaves) - inner):
             width = product([space.sizes[leaf] for leaf in kept])
             return "late" if width <= WIDEST_PARTIAL else None
@@ -171,14 +169,14 @@ def settle_reduction(group: Group, nest: Nest, place: Place, level: str = "eleme
             return "block"
         return None
     if not kept:
-        if group.numel() > SMALL and combines:
+        if group.numel() > SMALL:
             return "late"
         group.give_roles("rows", dict.fromkeys(leaves, "inner"))
         return "row"
     if not gone:
         group.give_roles("rows", dict.fromkeys(leaves, "outer"))
         return "row"
-    return _choose_roles(group, nest, place, gone, kept, combines)
+    return _choose_roles(group, nest, place, gone, kept)
 
 
 def scan_problem(group: Group, nest: Nest, place: Place, level: str) -> str | None:
@@ -220,7 +218,7 @@ def settle_scan(group: Group, nest: Nest, place: Place) -> None:
 
 def _lane_of(group: Group, nest: Nest, place: Place, along: set[int]) -> int | None:
     """The loop that is nearest in memory, if it is none of those along which something runs."""
-    strides = _main_strides(group, nest, place)
+    strides = main_strides(group, nest, place)
     if len(strides) < len(group.leaves()):
         strides = group.space.strides(place, nest.stores[0].strides)
     nearest = min(strides, key=lambda leaf: (abs(strides[leaf]), leaf))
@@ -229,7 +227,7 @@ def _lane_of(group: Group, nest: Nest, place: Place, along: set[int]) -> int | N
 
 def block_problem(group: Group, nest: Nest, place: Place) -> str | None:
     """Why a reduction is none of blocks of this group's rows; None if it is one."""
-    gone, inner = _reduced(group, nest, place), set(group.role_leaves("inner"))
+    gone, inner = reduced_leaves(group, nest, place), set(group.role_leaves("inner"))
     if group.kind != "rows" or not gone < inner or not gone:
         return "it reduces other loops"
     if group.scan:
@@ -237,7 +235,7 @@ def block_problem(group: Group, nest: Nest, place: Place) -> str | None:
     if group.within:
         is_same = gone == group.within_leaves()
         return None if is_same else "it reduces other blocks of the row than the kernel has"
-    strides = _main_strides(group, nest, place)
+    strides = main_strides(group, nest, place)
     nearest = min(strides, key=lambda leaf: (abs(strides[leaf]), leaf), default=None)
     if nearest not in gone:
         return "it reduces blocks whose elements are not side by side"
@@ -252,10 +250,10 @@ def deeper_rows(group: Group, nest: Nest, place: Place, level: str) -> frozenset
     if not nest.is_reduction or group.kind != "rows" or group.within or group.scan:
         return None
     outer, inner = set(group.role_leaves("outer")), set(group.role_leaves("inner"))
-    gone = _reduced(group, nest, place)
+    gone = reduced_leaves(group, nest, place)
     left = outer - gone
     if level == "element" and gone and gone < outer:
-        left = gone if _is_inside(group, nest, place, outer - gone, gone) else outer
+        left = gone if is_inside(group, nest, place, outer - gone, gone) else outer
     elif not (level == "element" and gone > inner) and level != "row":
         return None
     sizes = group.space.sizes
@@ -267,9 +265,9 @@ def deeper_rows(group: Group, nest: Nest, place: Place, level: str) -> frozenset
     return frozenset(left)
 
 
-def _is_inside(group: Group, nest: Nest, place: Place, ours: set[int], theirs: set[int]) -> bool:
+def is_inside(group: Group, nest: Nest, place: Place, ours: set[int], theirs: set[int]) -> bool:
     """Whether some loops run within others in memory."""
-    strides = _main_strides(group, nest, place)
+    strides = main_strides(group, nest, place)
     most = max(abs(strides.get(leaf, 0)) for leaf in ours)
     return most < min(abs(strides.get(leaf, 0)) for leaf in theirs)
 
@@ -288,7 +286,7 @@ def deepen(group: Group, rows: frozenset[int]) -> None:
         member.over = "block" if member.nest.is_reduction else ""
 
 
-def _reduced(group: Group, nest: Nest, place: Place) -> set[int]:
+def reduced_leaves(group: Group, nest: Nest, place: Place) -> set[int]:
     return {
         leaf
         for loops, gone in zip(place, nest.reduced, strict=True)
@@ -298,26 +296,27 @@ def _reduced(group: Group, nest: Nest, place: Place) -> set[int]:
 
 
 def _choose_roles(
-    group: Group, nest: Nest, place: Place, gone: set[int], kept: list[int], combines: bool
+    group: Group, nest: Nest, place: Place, gone: set[int], kept: list[int]
 ) -> str | None:
-    """Rows if what is reduced is contiguous in memory, else late columns, else lanes; these hold
-    nothing that is late."""
+    """Rows if what is reduced is contiguous in memory, else late columns for sums and beside what
+    is late already, else lanes; these hold nothing that is late."""
     space = group.space
-    strides = _main_strides(group, nest, place)
+    strides = main_strides(group, nest, place)
     nearest = min(strides, key=lambda leaf: (abs(strides[leaf]), leaf), default=None)
     if nearest is None or nearest in gone:
         roles = dict.fromkeys(kept, "outer") | dict.fromkeys(sorted(gone), "inner")
         group.give_roles("rows", roles)
         return "row"
     sums = {instr.data for instr in nest.body if instr.op == "reduce"} == {"sum"}
+    has_late = any(member.late for member in group.members)
     width = product([space.sizes[leaf] for leaf in kept])
     height = product([space.sizes[leaf] for leaf in gone])
     below = max(strides.get(leaf, 0) for leaf in kept) < min(strides.get(leaf, 0) for leaf in gone)
-    if combines and sums and below and width <= WIDEST_PARTIAL and height >= 32:
+    if (sums or has_late) and below and width <= WIDEST_PARTIAL and height >= 32:
         roles = dict.fromkeys(sorted(gone), "outer") | dict.fromkeys(kept, "inner")
         group.give_roles("rows", roles)
         return "late"
-    if any(member.late for member in group.members):
+    if has_late:
         return None
     roles = dict.fromkeys(kept, "outer") | dict.fromkeys(sorted(gone), "inner")
     roles[nearest] = "lane"
@@ -325,7 +324,7 @@ def _choose_roles(
     return "row"
 
 
-def _main_strides(group: Group, nest: Nest, place: Place) -> dict[int, int]:
+def main_strides(group: Group, nest: Nest, place: Place) -> dict[int, int]:
     """The map of the load that varies over most loops."""
     best: dict[int, int] = {}
     for instr in nest.body:
