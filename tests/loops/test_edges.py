@@ -112,6 +112,7 @@ def test_floats_compare_add_and_shrink_as_in_eager(dtype: torch.dtype) -> None:
         lambda a, b: a.round(),
         lambda a, b: functional.threshold(a, 0.5, 3.0), lambda a, b: a.clamp(-1, 2),
         lambda a, b: torch.where(a > b, a, b), lambda a, b: a.sign() + a.relu(),
+        lambda a, b: a.clamp(max=math.nan), lambda a, b: a.clamp(math.nan, 1),
     ]  # fmt: skip
     check(functions, a, b)
 

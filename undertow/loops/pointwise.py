@@ -289,7 +289,7 @@ def _clamp(b: Body, x: Any, low: Any = None, high: Any = None) -> int:
         found = _at_least(b, found, low)
     if high is None:
         return found
-    if isinstance(high, int | float):
+    if isinstance(high, int | float) and high == high:
         limit = b.const(high, b.t)
         return b.op("where", b.t, b.op("gt", "bool", found, limit), limit, found)
     return b.op("minimum", b.t, found, b.take(high, b.t))
