@@ -61,6 +61,17 @@ def test_a_gradient_takes_the_place_of_an_input_that_nobody_else_holds(width: in
     same(found, gradients(lambda: model(x, w)[1], x, w), rtol=1e-4, atol=1e-4)
 
 
+def test_a_result_is_not_made_beside_what_can_be_freed_first() -> None:
+    """The gradient of a small weight, after all steps whose activations were saved for it."""
+    cell, x = Cell(), torch.randn(24, 4, 32)
+    known = len(COMPILED)
+    found = gradients(lambda: torch.compile(cell, backend=backend)(x).sum(), *cell.parameters())
+    lines = COMPILED[known + 1].python.splitlines()
+    first = next(k for k, line in enumerate(lines) if "seg0(P)" in line)
+    assert not any("empty((32, 32)" in line for line in lines[:first])
+    same(found, gradients(lambda: cell(x).sum(), *cell.parameters()), rtol=1e-4, atol=1e-4)
+
+
 def test_a_result_that_the_user_keeps_is_not_written_over() -> None:
     x, w = leaves()
     compiled = torch.compile(model, backend=backend)

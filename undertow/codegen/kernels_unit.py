@@ -5,7 +5,7 @@ from __future__ import annotations
 from undertow.codegen.cpp_kernel import worth, worth_text
 from undertow.codegen.kernels_gemm import gemm_text
 from undertow.codegen.kernels_panels import panel_lines
-from undertow.codegen.kernels_plan import Launch, Schedule
+from undertow.codegen.kernels_plan import Launch, Schedule, output_buffers
 from undertow.loops.dtypes import NBYTES
 from undertow.loops.ir import Extern
 from undertow.loops.sizes import SIZES, declared
@@ -15,7 +15,9 @@ CHUNK_STEPS = 64  # of a run in one function
 CHECKS = ("bound(", "within(", "divisor(")  # functions that may find what eager raises for
 RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it,
 RUN_SHARE = 64  # or such a part of the peak, in a small graph,
-LEAST_RUN_NBYTES = 1 << 16  # and not for less
+LEAST_RUN_NBYTES = 1 << 16  # and not for less,
+MADE_SHARE = 16  # unless such a part of the peak would be made beside as much that can be freed,
+LEAST_MADE_NBYTES = 1 << 12  # which is worth a call if it is no less than this
 
 
 def segments(schedule: Schedule) -> list[list[int] | int]:
@@ -28,37 +30,50 @@ def segments(schedule: Schedule) -> list[list[int] | int]:
             at if is_call and at not in schedule.gemms else [at] for at, is_call in enumerate(calls)
         ]
     found: list[list[int] | int] = []
-    held = _held(schedule)
+    made, freed, ours = _made(schedule), _freed(schedule), _freed(schedule, is_ours=True)
     for bundle in schedule.bundles:  # not to be torn apart
-        held[bundle[0]] = sum(held.pop(at, 0) for at in bundle)
+        for held in (made, freed, ours):
+            held[bundle[0]] = sum(held.pop(at, 0) for at in bundle)
     inside = {at for bundle in schedule.bundles for at in bundle[1:]}
-    total = 0
+    total = idle = 0  # bytes that the run makes early or frees late, and that would be freed
     most = max(min(RUN_NBYTES, schedule.whole // RUN_SHARE), LEAST_RUN_NBYTES)
+    beside = max(schedule.whole // MADE_SHARE, LEAST_MADE_NBYTES)
     for at, step in enumerate(schedule.steps):
         if isinstance(step, Extern) and at not in schedule.gemms:
             found.append(at)
             continue
         last = found[-1] if found else None
-        mine = held.get(at, 0)
-        if isinstance(last, list) and (at in inside or total + mine <= most):
+        mine = made.get(at, 0) + freed.get(at, 0)
+        fits = total + mine <= most and min(made.get(at, 0), idle) < beside
+        if isinstance(last, list) and (at in inside or fits):
             last.append(at)
-            total += mine
         else:
             found.append([at])
-            total = mine
+            total = idle = 0
+        total, idle = total + mine, idle + ours.get(at, 0)
     return found
 
 
-def _held(schedule: Schedule) -> dict[int, int]:
-    """By step, the bytes of variables that it makes or that nothing needs after it."""
-    buffers = schedule.lowered.buffers
+def _made(schedule: Schedule) -> dict[int, int]:
+    """By step, the bytes of variables that it makes."""
     found: dict[int, int] = {}
     for number in schedule.fresh:
         at = schedule.first_write[number]
-        found[at] = found.get(at, 0) + buffers[number].nbytes
+        found[at] = found.get(at, 0) + schedule.lowered.buffers[number].nbytes
+    return found
+
+
+def _freed(schedule: Schedule, is_ours: bool = False) -> dict[int, int]:
+    """By step, the bytes of variables that nothing needs after it; all, or those that nobody else
+    is thought to hold."""
+    buffers, spare = schedule.lowered.buffers, schedule.lowered.spare
+    kept = output_buffers(schedule.lowered) if is_ours else set()
+    found: dict[int, int] = {}
     for number, at in schedule.last_use.items():
         is_variable = buffers[number].kind != "temp" or number in schedule.fresh
-        if is_variable and buffers[number].dtype in NBYTES:
+        if is_ours and buffers[number].kind == "input":
+            is_variable = number in spare
+        if is_variable and number not in kept and buffers[number].dtype in NBYTES:
             found[at] = found.get(at, 0) + buffers[number].nbytes
     return found
 
