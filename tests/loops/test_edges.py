@@ -102,6 +102,24 @@ def test_indices_below_zero_count_from_the_end_only_where_they_do_in_eager() -> 
             compiled(x, index)
 
 
+def test_an_error_tells_which_nodes_it_came_from() -> None:
+    """Of a run of many kernels those that look at indices, or divide."""
+
+    def program(x: torch.Tensor, i: torch.Tensor) -> list[torch.Tensor]:
+        return [functional.embedding(i, x) * 2, x.softmax(0), x.sum(1)]
+
+    x = torch.randn(5, 4)
+    compiled = compile_function(program, x, torch.tensor([1, 2]))
+    with pytest.raises(IndexError, match=r"where it computes embedding, mul$"):
+        compiled(x, torch.tensor([1, 5]))
+    one = torch.arange(4)
+    compiled = compile_function(lambda x: [(x + 1) // x], one)
+    with pytest.raises(
+        RuntimeError, match=r"divided by zero .* where it computes add, floor_divide$"
+    ):
+        compiled(one)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats_compare_add_and_shrink_as_in_eager(dtype: torch.dtype) -> None:
     a, b = pairs(floats(dtype), floats(dtype))

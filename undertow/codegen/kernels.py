@@ -215,7 +215,8 @@ def _refuse(tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
     )
 
 
-def _fail(fault: int) -> None:
+def _fail(fault: int, nodes: str) -> None:
+    where = f"in a compiled graph, where it computes {nodes}"
     if fault == 2:
-        raise RuntimeError("ZeroDivisionError: an integer was divided by zero in a compiled graph")
-    raise IndexError("index out of range in a compiled graph")
+        raise RuntimeError(f"ZeroDivisionError: an integer was divided by zero {where}")
+    raise IndexError(f"index out of range {where}")

@@ -11,7 +11,7 @@ import torch
 from undertow.capture.torch_api import OpOverload
 from undertow.codegen.kernels_plan import Schedule, is_whole, output_buffers
 from undertow.codegen.kernels_pool import POOLED_NBYTES, maker, room_maker
-from undertow.codegen.kernels_unit import pointer_slots, segments
+from undertow.codegen.kernels_unit import checking, pointer_slots, segments
 from undertow.loops.dtypes import NBYTES, TORCH
 from undertow.loops.ir import Constant, Extern, Passed, View, span_of
 from undertow.loops.sizes import SIZES
@@ -80,7 +80,10 @@ class _Writer:
             if isinstance(segment, list):
                 self.allocate(segment)
                 origins = " ".join(name for at in segment for name in self.origins(at))
-                self.put(f"if fault := seg{run}(P): fail(fault)  # {origins[:200]}")
+                call = f"seg{run}(P)"
+                if nodes := checking(schedule, segment):
+                    call = f"if fault := {call}: fail(fault, {', '.join(nodes)[:200]!r})"
+                self.put(f"{call}  # {origins[:200]}")
                 run += 1
                 self.free(k, segment)
             else:

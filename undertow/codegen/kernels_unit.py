@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from undertow.codegen.cpp_kernel import worth, worth_text
 from undertow.codegen.kernels_gemm import gemm_text
 from undertow.codegen.kernels_panels import panel_lines
@@ -171,15 +173,19 @@ def _calls(schedule: Schedule) -> list[tuple[str, str]]:
                 text = f"static CALLS void @(char **P) {{\n{inner}\n}}\n"
                 found.append((f"seg{k}_{j}", declared(text, slots.get(SIZES, 0))[0]))
                 body.append(f"  seg{k}_{j}(P);")
-        launches = (schedule.steps[at] for at in steps if at not in schedule.gemms)
-        checks = any(
-            isinstance(step, Launch) and any(c in schedule.texts[step.name] for c in CHECKS)
-            for step in launches
-        )
-        body.append(f"  return {'take_fault()' if checks else '0'};")
+        body.append(f"  return {'take_fault()' if checking(schedule, steps) else '0'};")
         text = 'extern "C" CALLS i64 @(char **P) {\n' + "\n".join(body) + "\n}\n"
         found.append((f"seg{k}", declared(text, slots.get(SIZES, 0))[0]))
     return found
+
+
+def checking(schedule: Schedule, steps: Collection[int]) -> list[str]:
+    """The nodes in kernels of a run that may find what eager raises for."""
+    found: list[str] = []
+    for step in (schedule.steps[at] for at in steps):
+        if isinstance(step, Launch) and any(c in schedule.texts[step.name] for c in CHECKS):
+            found += [origin for kernel in step.kernels for origin in kernel.origins]
+    return list(dict.fromkeys(found))
 
 
 def _step_lines(schedule: Schedule, slots: dict[int, int]) -> dict[int, list[str]]:
