@@ -98,7 +98,6 @@ class _Fuser:
         self.starts: list[int] = []  # places of collectives' starts,
         self.waits: list[int] = []  # and of their waits
         self.uses = count_uses(lowered)
-        self.widest = widest_readers(lowered)
 
     def run(self) -> Fused:
         for step in self.lowered.steps:
@@ -262,7 +261,7 @@ class _Fuser:
                 reason = "it runs over a part of the loops"
                 continue
             rows = deeper_rows(group, nest, place, level) if may_deepen else None
-            late = late_rows(group, nest, place, level, self.widest) if may_deepen else None
+            late = late_rows(group, nest, place, level) if may_deepen else None
             left = rows or late
             price = price_join(group, nest, place, self.policy.threads, self.lowered.buffers, left)
             if price.lost_ns > price.saved_ns:
@@ -455,16 +454,6 @@ def count_uses(lowered: Lowered) -> list[int]:
             found[number] += 1
     for view in views_in(lowered.outputs):
         found[view.buffer] += 1
-    return found
-
-
-def widest_readers(lowered: Lowered) -> dict[int, int]:
-    """How many iterations the largest nest has that reads each buffer."""
-    found: dict[int, int] = {}
-    for nest in lowered.steps:
-        if isinstance(nest, Nest):
-            for number in nest.reads:
-                found[number] = max(found.get(number, 0), hint_of(nest.numel))
     return found
 
 

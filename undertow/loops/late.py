@@ -7,8 +7,6 @@ and then a reduction over rows, over columns or over all fits in: the input is r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from undertow.loops.group import (
     WIDEST_PARTIAL,
     Group,
@@ -18,17 +16,13 @@ from undertow.loops.group import (
     reduced_leaves,
 )
 from undertow.loops.ir import Nest, product
-from undertow.loops.sizes import hint_of
 from undertow.loops.space import Place
 
 
-def late_rows(
-    group: Group, nest: Nest, place: Place, level: str, widest: Mapping[int, int]
-) -> frozenset[int] | None:
-    """The outer loops of a kernel once its reductions are late, for a nest that reduces others.
-    None if that is not needed or not possible, or if a nest as large as the kernel reads results
-    and would rather find them there; `widest` is the size of each buffer's largest reader."""
-    if not nest.is_reduction or level != "element" or not _may_be_late(group, widest):
+def late_rows(group: Group, nest: Nest, place: Place, level: str) -> frozenset[int] | None:
+    """The outer loops of a kernel once its reductions are late, for a nest that reduces others;
+    None if that is not needed or not possible."""
+    if not nest.is_reduction or level != "element" or not _may_be_late(group):
         return None
     gone, leaves = reduced_leaves(group, nest, place), set(group.leaves())
     rows = set(group.role_leaves("inner"))
@@ -43,18 +37,16 @@ def late_rows(
         rows = leaves - gone if nearest in gone else gone
     width = product([group.space.sizes[leaf] for leaf in leaves - rows])
     is_fit = is_fit and bool(rows) and width <= WIDEST_PARTIAL
-    return (
-        frozenset(rows) if is_fit and is_inside(group, nest, place, leaves - rows, rows) else None
-    )
+    is_fit = is_fit and is_inside(group, nest, place, leaves - rows, rows)
+    return frozenset(rows) if is_fit else None
 
 
-def _may_be_late(group: Group, widest: Mapping[int, int]) -> bool:
-    """Whether nothing needs the results of a kernel's reductions while its loops run."""
+def _may_be_late(group: Group) -> bool:
+    """Whether nothing in a kernel uses the results of its reductions."""
     if group.kind not in ("rows", "lanes") or group.scan:
         return False
     results = {number for number, access in group.made.items() if access.level != "element"}
-    numel = hint_of(group.numel())
-    return all(widest.get(number, 0) < numel for number in results) and all(
+    return all(
         member.level == "element" and results.isdisjoint(member.nest.reads)
         for member in group.members
     )
