@@ -98,6 +98,20 @@ def test_kernels_that_are_timed_as_a_whole_scale_what_was_timed_task_by_task() -
     assert wires == {1: 9000}
 
 
+def test_where_communication_is_most_of_a_run_compute_is_what_it_took_of_its_core() -> None:
+    """Whole runs take less than the collective did on its own, which says nothing of compute."""
+    run = Sample(np.array([1000, 0, 0, 3000]), np.array([9000]), np.array([True]), [1], 13_000)
+    lost, _ = Seen(program(), [run], [8000], is_fused=True).costs()
+    assert sum(lost.values()) < 100
+    seen = Seen(program(), [run], [8000], is_fused=True, busy=[2900, 3000, 5000])
+    found, wires = seen.costs()
+    assert found == pytest.approx({"mm": 750, "use": 2250}, rel=0.01)
+    assert wires == {1: 9000}
+    ran = seen.as_run()  # together they take what whole runs did
+    assert simulate(ran).total_ns == pytest.approx(8000, rel=0.01)
+    assert [task.ns for task in ran.tasks] == pytest.approx([750, 5000, 0, 2250], rel=0.01)
+
+
 def test_collectives_are_scaled_to_what_whole_runs_took() -> None:
     runs = [
         Sample(np.array([1000, 0, 0, 3000]), np.array([wire]), np.array([True]), [1], total)

@@ -7,9 +7,9 @@ first go over the link first: those that come last.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -20,7 +20,7 @@ from undertow.graph.collectives import is_wait
 from undertow.graph.describe import op_class
 from undertow.graph.nodes import tensor_nbytes
 from undertow.program import Timeline
-from undertow.program.model import OpClass
+from undertow.program.model import Kind, OpClass
 from undertow.runtime.direct import STAND_IN
 
 _aten = torch.ops.aten
@@ -33,6 +33,7 @@ _VIEWS = frozenset(
 _PASSING = _VIEWS | {_aten._to_copy, _aten.div, _aten.mul}
 _LARGE = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
 _POINTS = 16  # of a forward graph; each ends a run of kernels
+_MARGIN = 110  # hundredths of what collectives should take: those that wait for others are late
 AT_ONCE = -1  # the number of no crossing: parameters that are only brought up to date
 
 
@@ -190,20 +191,55 @@ def _views_of(wait: fx.Node) -> list[fx.Node]:
 
 
 def start_last_first(waits: Sequence[fx.Node], timeline: Timeline) -> bool:
-    """Put the starts of these waits into the order in which the next forward needs them, as far as
-    the link is busy anyway: of the buckets that are there when it is free, the one that came last.
-    Whether anything was moved."""
+    """Start what these wait for as soon as it is there, as long as the link is free, and else in
+    the order in which the next forward needs it: of the buckets that are there, the one that came
+    last. Whether anything was moved."""
+    if not waits:
+        return False
+    graph = waits[0].graph
+    nodes = {node.name: node for node in graph.nodes}
+    coming = sorted(_coming(start, timeline, nodes) for start in set(map(_start_of, waits)))
+    order = last_first([one.ready for one in coming], [one.taken for one in coming])
+    left = set(waits)
+    awaited = [node for node in graph.nodes if is_wait(node) and node not in left]
+    last: list[fx.Node] = []  # what the next one comes after
+    for one in (coming[k] for k in order):
+        after = max((one.after, *last))
+        for node in reversed((one.start, *_picks(one.start))):
+            after.append(node)
+        last = [one.start]
+        if one is coming[-1]:  # what was held back leaves the link to what backward waits for
+            last += awaited
+    return list(nodes) != [node.name for node in graph.nodes]
+
+
+class _Coming(NamedTuple):
+    """A bucket on its way to the link."""
+
+    ready: int  # when it has been computed,
+    place: int
+    taken: int  # what its collective takes,
+    after: fx.Node  # the last node that it needs
+    start: fx.Node
+
+
+def _coming(start: fx.Node, timeline: Timeline, nodes: Mapping[str, fx.Node]) -> _Coming:
     program = timeline.program
-    starts = sorted(set(map(_start_of, waits)))
-    places = [program.index[start.name] for start in starts]
-    ready = [int(timeline.ready[place]) for place in places]
-    taken = [int(timeline.end[place] - timeline.begin[place]) for place in places]
-    order = last_first(ready, taken)
-    for before, after in itertools.pairwise(starts[k] for k in order):
-        if after < before:
-            for node in reversed((after, *_picks(after))):
-                before.append(node)
-    return order != sorted(order)
+    place = program.index[start.name]
+    # Policies order collectives among each other, which is what is decided here.
+    before = [
+        other
+        for other in program.predecessors[place]
+        if program.tasks[other].kind is not Kind.START
+    ]
+    needed = [nodes[program.tasks[other].name] for other in before]
+    return _Coming(
+        max((int(timeline.end[other]) for other in before), default=0),
+        place,
+        int(timeline.end[place] - timeline.begin[place]) * _MARGIN // 100,
+        max((*needed, *start.all_input_nodes)),
+        start,
+    )
 
 
 def _picks(start: fx.Node) -> list[fx.Node]:

@@ -179,24 +179,28 @@ class Seen:
     runs: Sequence[Sample]
     whole: Sequence[int] = ()
     is_fused: bool = False  # the others ran kernels, which tasks stand for
+    busy: Sequence[int] = ()  # what these took of their core; none: not known
 
     def costs(self) -> tuple[dict[str, int], dict[int, int]]:
-        """Compute by name and collectives by start; compute at the scale of the kernels."""
+        """Compute by name and collectives by start; compute at the scale of the kernels. Where
+        communication takes longer, the time of all says nothing of compute: it is no less than
+        what it took of its core."""
         own, wires = own_ns(self.program, self.runs), wire_ns(self.runs)
         if not self.is_fused:
             return own, wires
         permille = _scale(_as_run(self.program, own, wires), _middle(self.whole), Kind.COMPUTE)
+        if self.busy:
+            permille = max(permille, _middle(self.busy) * 1000 // max(sum(own.values()), 1))
         return {name: ns * permille // 1000 for name, ns in own.items()}, wires
 
     def as_run(self) -> Program:
         """The program with what its tasks took; together they take what whole runs did. Medians of
         single collectives do not: in every run some other is held up."""
         program = _as_run(self.program, *self.costs())
-        if self.is_fused:
+        total = _middle(self.whole or [run.total for run in self.runs])
+        if self.is_fused and simulate(program).total_ns <= total:
             return program
-        totals = self.whole or [run.total for run in self.runs]
-        permille = _scale(program, _middle(totals), Kind.START)
-        return _scaled(program, permille, Kind.START)
+        return _scaled(program, _scale(program, total, Kind.START), Kind.START)
 
 
 def _middle(values: Sequence[int]) -> int:

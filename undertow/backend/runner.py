@@ -72,7 +72,8 @@ class Runner:
         self._samples = max(options.measure_steps, 1)
         self._runs: list[Sample] = []
         self._is_fused = options.fuses
-        self._whole: list[int] = []  # what calls took that were timed as a whole
+        self._whole: list[int] = []  # what calls took that were timed as a whole,
+        self._busy: list[int] = []  # and what they took of the core that computes
         self._is_new = False  # scheduled anew, and not yet measured as it runs now
         self._has_timeline = False
         self._costs: Measured | None = None
@@ -127,10 +128,12 @@ class Runner:
     def _sample(self, args: list[Any], device: torch.device) -> Any:
         """One call for the costs."""
         if self._is_timed_whole and len(self._whole) < len(self._runs):
-            began = time.perf_counter_ns()
+            began, busy = time.perf_counter_ns(), time.thread_time_ns()
             result = self._run(args)
             if device.type != "cpu":
                 torch.accelerator.synchronize()
+            else:
+                self._busy.append(time.thread_time_ns() - busy)
             self._whole.append(time.perf_counter_ns() - began)
             return result
         result, recorder = self._measure(args)
@@ -188,7 +191,8 @@ class Runner:
         self._costs = agree_on_costs(self._seen(program), curves, label, timeout)
         keep_costs(captured, self._costs)
         self.scheduled, self._run = self._again(self._costs)
-        self._again, self._runs, self._whole, self._is_new = None, [], [], True
+        self._again, self._is_new = None, True
+        self._forget()
         self._kernels = times_of(self.scheduled, timeout, device) if self._rewritten else None
         self._prepare(device)
 
@@ -220,10 +224,15 @@ class Runner:
         self.scheduled = replace(self.scheduled, program=program, predicted=predicted)
         predicted_timelines[label] = predicted
         leave_timeline(self._options.report, label, "predicted", predicted)
-        self._runs, self._whole, self._is_new = [], [], False
+        self._is_new = False
+        self._forget()
         unsettled.discard(self._number)
         if not unsettled:
             give_back()
 
     def _seen(self, program: Program) -> Seen:
-        return Seen(program, self._runs, self._whole, self._is_fused)
+        return Seen(program, self._runs, self._whole, self._is_fused, self._busy)
+
+    def _forget(self) -> None:
+        """Nothing has been measured of what runs from here on."""
+        self._runs, self._whole, self._busy = [], [], []
