@@ -346,15 +346,17 @@ def _lowered(best: Candidate, bounds: Bounds) -> Candidate:
 
 def _polished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
     """Starts up and waits down, within the limits. Under a tight limit these moves, which never
-    raise memory, get further than building anew: then the captured order is still the best."""
+    raise memory, get further than building anew: then the captured order is still the best. In a
+    large step that was built anew they find nothing that early starts do not."""
     program = best.merged.program
     if best.is_within(NEAR_PERMILLE, bounds) or len(program) > _POLISHED_TASKS:
         return best
     is_captured = best.order == Order.captured(program)
+    if not is_captured and len(program) > SMALL_TASKS:
+        return best
     rounds = 2 if is_captured else 1
-    sweeps = _SWEEPS if is_captured or len(program) <= SMALL_TASKS else 1
     fixed = replace(limits, peak_bytes=bounds.peak_nbytes, peak_ratio=None)
-    timeline = polish(best.timeline, fixed, sweeps, rounds)
+    timeline = polish(best.timeline, fixed, _SWEEPS, rounds)
     candidate = Candidate(best.merged, timeline.order, timeline)
     return min(best, candidate, key=by_rank(bounds))
 
