@@ -78,6 +78,18 @@ def test_many_small_parameters_are_made_ready_in_few_points() -> None:
     assert [p.name for node in found for p in node.args[0]] == inputs[1:]
 
 
+def test_parameters_that_forward_only_hands_on_to_backward_are_made_ready_too() -> None:
+    def function(x: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
+        return [x.exp() @ a, b]
+
+    inputs = [torch.ones(2, 3), torch.ones(3, 3), torch.ones(3, 3)]
+    module = make_fx(function, tracing_mode="fake")(*inputs)
+    _, a, b = module.graph.find_nodes(op="placeholder")
+    found = ready_for(module.graph, [a.name, b.name])
+    assert [list(node.args[0]) for node in found] == [[b], [a]]
+    assert found[0].next.target is torch.ops.aten.exp.default
+
+
 def test_parameters_of_other_graphs_are_brought_up_to_date_at_the_beginning() -> None:
     module = traced_forward(3)
     inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]

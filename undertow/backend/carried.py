@@ -77,8 +77,9 @@ def make_ready(
         _insert(first, early, [], AT_ONCE)
     if crossing is None:
         return
-    wanted = {node: _first_use(node) for node in inputs if node.name in reduced}
-    for point, parameters in _points({p: use for p, use in wanted.items() if use is not None}):
+    # Backward alone may read some, which are due before it.
+    uses = {node: _first_use(node) or first for node in inputs if node.name in reduced}
+    for point, parameters in _points(uses):
         after = [arg for arg in point.all_input_nodes if _is_made(arg)]
         _insert(point, parameters, after[:1], crossing.number)
 
