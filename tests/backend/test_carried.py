@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -198,6 +199,36 @@ def test_all_kernels_can_run_steps_that_leave_reductions(two: Ranks, codegen: st
         # What Inductor compiles twice may differ in the last bits.
         assert far <= (1e-5 if codegen == "inductor" else 0)
         assert left > 4  # several buckets of each step
+
+
+def with_ranks_that_decide_otherwise(_: None) -> tuple[float, int]:
+    """The first rank has other times, by which it holds back other buckets, and batches of the
+    second have other sizes, which it alone compiles for once more."""
+
+    def reverse(ready: Sequence[int], taken: Sequence[int]) -> list[int]:
+        return list(range(len(ready)))[::-1]
+
+    def train(made: Job) -> list[float]:
+        losses = []
+        for step in range(5):
+            rows = 1 + dist.get_rank() * (1 + step // 3)
+            loss = made.run(torch.arange(8 * rows).view(rows, 8)).square().mean()
+            loss.backward()
+            _step(made)
+            losses.append(float(loss.detach()))
+        return losses
+
+    if dist.get_rank() != 0:
+        return both(train)
+    with mock.patch("undertow.backend.carried.last_first", reverse):
+        return both(train)
+
+
+@pytest.mark.slow
+def test_ranks_that_hold_back_other_buckets_issue_what_the_first_one_does(two: Ranks) -> None:
+    for far, left in two.run(with_ranks_that_decide_otherwise, None, COMPILING):
+        assert far == 0
+        assert left > 4
 
 
 def with_a_loss_of_parameters(_: None) -> str:

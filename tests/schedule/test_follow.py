@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.programs import random_program, rngs
 from tests.schedule.test_buckets import described, longer
 from undertow.errors import OrderError, ProgramError
-from undertow.program import Program, stream_sequences, verify
+from undertow.program import Order, Program, stream_sequences, verify
 from undertow.schedule import Limits
 from undertow.schedule.follow import Decisions, decisions_of, follow
 from undertow.schedule.solve import solve
@@ -63,3 +63,12 @@ def test_what_is_not_there_cannot_be_followed() -> None:
     )
     with pytest.raises(OrderError, match="no collective"):
         follow(program, strange, NO_LIMIT, longer)
+
+
+def test_decisions_can_be_told_in_the_sequence_in_which_a_program_issues_them() -> None:
+    rng = random.Random(5)
+    program = described(random_program(rng, 24, plain=True))
+    sequences = stream_sequences(program, Order.captured(program))
+    turned = Decisions({}, {group: names[::-1] for group, names in sequences.items()})
+    assert any(len(names) > 1 for names in sequences.values())
+    assert turned.as_issued(program) == Decisions({}, sequences)

@@ -134,6 +134,8 @@ def _agreed(
         agree_on(scheduled.program, options.timeout)
         return scheduled
     own = decisions_of(captured, plan)
+    if scheduled.part.crossing is not None:  # starts were put in another sequence since
+        own = own.as_issued(scheduled.program)
     others = agree_on(scheduled.program, options.timeout, captured, own)
     _decided[same_collectives(captured), str(options.merge)] = others or own
     if others is None:
@@ -278,7 +280,8 @@ def schedule(
 
     left = [] if part.crossing is None else leave_reductions(gm.graph, part.crossing)
     program, sources = priced()
-    if left and start_last_first(left, simulate(program)):
+    # What others have decided is in the sequence in which they issue it.
+    if left and decisions is None and start_last_first(left, simulate(program)):
         program, sources = priced()
     gm.recompile()
     retimer = None

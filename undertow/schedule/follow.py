@@ -37,6 +37,17 @@ class Decisions:
             ) from error
         return Decisions({**self.buckets, group: buckets}, {**self.sequences, group: sequence})
 
+    def as_issued(self, program: Program) -> Decisions:
+        """The same with the sequences of a Program that issues these collectives in others."""
+        issued = stream_sequences(program, Order.captured(program))
+        return Decisions(
+            self.buckets,
+            {
+                group: tuple(name for name in issued.get(group, ()) if name in set(names))
+                for group, names in self.sequences.items()
+            },
+        )
+
     def group_json(self, group: str) -> dict[str, Any]:
         return {
             "buckets": [bucket_json(bucket) for bucket in self.buckets.get(group, ())],
