@@ -83,6 +83,18 @@ def test_a_closed_pipe_is_quiet(options: list[str]) -> None:
     assert err == ""
 
 
+def test_ctrl_c_in_generated_code_exits_with_130_too(tmp_path: Path) -> None:
+    lines = (
+        "from undertow.cli import app, main",
+        "app.invoke = lambda argv: exec('raise KeyboardInterrupt')",
+        "main.run()",
+    )
+    (tmp_path / "interrupted.py").write_text("\n".join(lines))
+    environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+    command = [sys.executable, "-m", "interrupted"]
+    assert subprocess.run(command, env=environment, check=False).returncode == 130
+
+
 def test_ctrl_c_exits_with_130_and_leaves_nothing_behind(tmp_path: Path) -> None:
     fifo = tmp_path / "program.json"
     os.mkfifo(fifo)

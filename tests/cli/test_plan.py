@@ -289,7 +289,11 @@ def test_interrupting_leaves_nothing_half_written(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "undertow.cli.main", "plan", "llama3-8b", "--trace", trace]
     environment = {**os.environ, "UNDERTOW_CACHE": str(tmp_path / "cache")}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
-    time.sleep(3)
+    libraries = Path(f"/proc/{process.pid}/maps")
+    until = time.monotonic() + 60
+    while "libtorch" not in libraries.read_text() and time.monotonic() < until:
+        time.sleep(0.1)  # Python itself, which dies of a signal, may take seconds to begin
+    time.sleep(2)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -24,6 +24,9 @@ def exit_code(argv: list[str]) -> int:
         sys.stdout.flush()  # a closed pipe shows here at the latest
         return code
     except KeyboardInterrupt:
+        # One that came up under `exec` of a text, as generated code runs, leaves a mark by which
+        # `python -m` ends itself with the signal whatever we return; other code takes it away.
+        exec("")
         return 130
     except BrokenPipeError:  # whoever read our output has had enough
         return _hush()
