@@ -231,6 +231,35 @@ def test_ranks_that_hold_back_other_buckets_issue_what_the_first_one_does(two: R
         assert left > 4
 
 
+def with_two_optimizers(_: None) -> tuple[bool, int]:
+    """Every other parameter is another optimizer's, so that buckets have some of both."""
+    states = []
+    for is_carried in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = parallelize(Net(), Mesh({"dp": dist.get_world_size()}), "ddp")
+        each = list(model.parameters())
+        kinds = (torch.optim.AdamW, torch.optim.SGD)
+        optimizers = [kind(each[k::2], lr=0.01) for k, kind in enumerate(kinds)]
+        carried = [carry_over(model, one) for one in optimizers] if is_carried else []
+        run = torch.compile(model, backend=undertow)
+        for _step_number in range(3):
+            run(torch.arange(16).view(2, 8)).square().mean().backward()
+            for one in optimizers:
+                one.step()
+                one.zero_grad()
+        states.append({key: value.clone() for key, value in model.state_dict().items()})
+    same = all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    return same, min(one.left for one in carried)
+
+
+@pytest.mark.slow
+def test_two_optimizers_may_share_buckets(two: Ranks) -> None:
+    for same, left in two.run(with_two_optimizers, None, COMPILING):
+        assert same
+        assert left >= 3
+
+
 def with_a_loss_of_parameters(_: None) -> str:
     made = job(True)
     penalty = sum(weight.square().sum() for weight in made.model.parameters())

@@ -50,6 +50,7 @@ class _Bucket:
 
     flat: Tensor
     grads: list[tuple[nn.Parameter, Tensor]] = field(default_factory=list)
+    received: int = 0  # elements that autograd has handed over as gradients
     is_done: bool = False
 
     def wait(self) -> None:
@@ -249,7 +250,7 @@ class CarryOver:
         """Every element of a bucket is the gradient of a parameter, or somebody has copied or added
         to what was not reduced yet."""
         for bucket in _buckets.values():
-            if sum(grad.numel() for _, grad in bucket.grads) != bucket.flat.numel():
+            if bucket.received != bucket.flat.numel():
                 _buckets.clear()
                 raise CarryOverError(
                     "autograd has added to or copied a gradient before it was reduced, so this "
@@ -330,6 +331,7 @@ def _receive(parameter: Tensor) -> None:
     if bucket is not None:
         assert isinstance(parameter, nn.Parameter)
         bucket.grads.append((parameter, grad))
+        bucket.received += grad.numel()
         parameter.grad = torch_api.AsyncCollectiveTensor(grad)
 
 
