@@ -177,14 +177,27 @@ def test_an_arena_that_was_replaced_is_held_by_nobody(monkeypatch: pytest.Monkey
     from undertow.codegen import kernels_runtime
 
     monkeypatch.setattr(kernels_runtime, "ARENAS", ArenaPool())
-    small, large = (Workspaces(nbytes, 0, {}, []) for nbytes in (100, 1000))
+    small, large = (Workspaces(nbytes, 1, {0: 0}, []) for nbytes in (100, 1000))
     workspace = small.take()
+    assert workspace.arena is not None
     arena = weakref.ref(workspace.arena)
     small.give(workspace)
     del workspace
     assert arena() is not None
     large.give(large.take())
     assert arena() is None
+
+
+def test_a_graph_with_nothing_in_an_arena_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from undertow.codegen import kernels_runtime
+
+    monkeypatch.setattr(kernels_runtime, "ARENAS", ArenaPool())
+    monkeypatch.setattr(torch, "empty", None)  # an arena cannot be made
+    workspaces = Workspaces(0, 2, {}, [])
+    first, second = workspaces.take(), workspaces.take()
+    assert first.table is not second.table  # calls that overlap
+    workspaces.give(first)
+    assert workspaces.take() is first
 
 
 def test_a_graph_keeps_its_table_of_pointers_but_not_one_in_use(
@@ -201,6 +214,7 @@ def test_a_graph_keeps_its_table_of_pointers_but_not_one_in_use(
     third = workspaces.take()
     assert third.table is second.table
     assert third.table is not first.table
+    assert third.arena is not None
     assert third.table[3] == third.arena.data_ptr() + 64
     for workspace in (first, third):
         workspaces.give(workspace)

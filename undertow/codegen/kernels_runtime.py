@@ -49,22 +49,24 @@ ARENAS = ArenaPool()
 
 
 class Workspace:
-    """One graph's table of pointers and views over one arena."""
+    """One graph's table of pointers and views over one arena, if it needs any."""
 
     def __init__(
         self,
-        arena: torch.Tensor,
+        arena: torch.Tensor | None,
         table: Any,
         pointers: dict[int, int],
         views: list[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]],
     ) -> None:
-        start = -arena.data_ptr() % 64
         self.arena = arena
         self.table = table
         self.is_busy = False
+        self.views: list[torch.Tensor] = []
+        if arena is None:
+            return
+        start = -arena.data_ptr() % 64
         for slot, offset in pointers.items():
             self.table[slot] = arena.data_ptr() + start + offset
-        self.views = []
         for offset, sizes, strides, dtype in views:
             typed = arena[start : start + (arena.numel() - start) // 8 * 8].view(dtype)
             self.views.append(typed.as_strided(sizes, strides, typed.storage_offset() + offset))
@@ -74,6 +76,8 @@ class Workspaces:
     """Takes a workspace per call; calls that overlap get different ones.
 
     The first table of pointers is made with the graph, and is its own for good: arenas come and go.
+    A graph with nothing in an arena takes none: the tensor alone is hundreds of bytes, which would
+    stay until backward.
     """
 
     def __init__(self, nbytes: int, slots: int, pointers: Any, views: Any) -> None:
@@ -82,9 +86,18 @@ class Workspaces:
         self._tables = [self._make_table()]  # that no arena has
         self._rest = (pointers, views)
         self._known: dict[int, Workspace] = {}
-        ARENAS.users.add(self)
+        self._bare: list[Workspace] | None = None  # idle ones, where no arena is needed
+        if pointers or views:
+            ARENAS.users.add(self)
+        else:
+            self._bare = [Workspace(None, self._tables.pop(), {}, [])]
 
     def take(self) -> Workspace:
+        if self._bare is not None:
+            try:
+                return self._bare.pop()
+            except IndexError:
+                return Workspace(None, self._make_table(), {}, [])
         arena = ARENAS.take(self.nbytes)
         found = self._known.get(id(arena))
         if found is None or found.arena is not arena:
@@ -97,6 +110,10 @@ class Workspaces:
         return found
 
     def give(self, workspace: Workspace) -> None:
+        if self._bare is not None:
+            self._bare.append(workspace)
+            return
+        assert workspace.arena is not None
         workspace.is_busy = False
         ARENAS.give(workspace.arena)
 
