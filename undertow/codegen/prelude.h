@@ -172,17 +172,24 @@ INLINE f32 u_log1p(f32 x) {
   y = x == INF ? x : y;
   return x == -1.0f ? -INF : y;
 }
-// exp(-x) need not be subnormal, since 1 is added, and is the largest number at most: for an argument
-// below its logarithm the result is 0. The product with 0 hands a NaN on.
+// 1 / (1 + exp(-x)). With exp(-x) = 2h (1 + r q), h a power of two and p = 2q, the sum is put together as
+// 2h + (h r p + 1): were 1 added to the exponential once that is rounded, then from 2^24 to 2^25 all sums
+// would be halfway between two numbers, and an exponential that differs by one unit would make one that
+// differs by two. h is half of the power, which alone may be too large for a number; the sum is infinite
+// where it should be. For large x it is 1, whatever h is.
 INLINE f32 u_sigmoid(f32 x) {
-  f32 c = -x > 88.72283f ? 88.72283f : -x;
-  c = c < -87.0f ? -87.0f : c;
-  f32 e = c * 0.0f + exp_near(c), s = 1.0f + e;
-  // From 2^24 to 2^25 all sums are halfway between two numbers, and an exponential that differs by one
-  // unit would make a sum that differs by two. The odd neighbour is at most one from either.
-  u32 b = bits_u(e);
-  f32 y = 1.0f / bits_f(b >> 23 == 0x97u ? b | 1u : bits_u(s));
-  return x < -88.72283f ? 0.0f : y;
+  f32 c = x < -89.0f ? -89.0f : x;
+  c = c > 87.0f ? 87.0f : c;
+  f32 t = c * -1.44269504f + 12583038.0f, n = t - 12583038.0f;  // its low bits are the exponent of h
+  f32 r = (-c - n * 0.693359375f) + n * 2.12194440e-4f, h = bits_f(bits_u(t) << 23);
+  f32 p = 2 * 0.000199089045f;
+  p = p * r + 2 * 0.00139345438f;
+  p = p * r + 2 * 0.00833328441f;
+  p = p * r + 2 * 0.0416664556f;
+  p = p * r + 2 * 0.166666672f;
+  p = p * r + 1.0f;
+  p = p * r + 2.0f;
+  return 1.0f / (h * 2.0f + (h * r * p + 1.0f));
 }
 INLINE f32 u_tanh(f32 x) {
   f32 a = u_abs(x), z = x * x;
