@@ -95,10 +95,10 @@ def test_indices_below_zero_count_from_the_end_only_where_they_do_in_eager() -> 
         lambda x, i: x.index_add(0, i, x[:4]),
     ]
     for function in functions:
-        with pytest.raises((IndexError, RuntimeError)):
+        with pytest.raises((IndexError, RuntimeError)) as wanted:
             function(x, index)
         compiled = compile_function(_listed(function), x, index)
-        with pytest.raises(IndexError, match="out of range"):
+        with pytest.raises(wanted.type, match="out of"):
             compiled(x, index)
 
 

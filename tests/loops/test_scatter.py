@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
-from tests.loops.compiling import compile_function, same
+from tests.loops.compiling import backend, compile_function, same
 
 aten = torch.ops.aten
 _random = torch.Generator().manual_seed(0)
@@ -122,6 +123,54 @@ def test_an_index_out_of_range_is_an_error() -> None:
     with pytest.raises(IndexError, match="out of range"):
         compiled(x, torch.tensor([0, 4]))
     same(compiled(x, index), [x[index]])
+
+
+BEYOND: dict[str, Callable[..., Any]] = {
+    "gather": lambda x, i: x.gather(1, i[:, None, None]),
+    "scatter": lambda x, i: x.scatter(1, i[:, None, None], 1.0),
+    "scatter of one each": lambda x, i: x.scatter(1, i[:, None, None].expand(2, 1, 3), 1.0),
+    "scatter_add": lambda x, i: x.scatter_add(1, i[:, None, None], x),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(1, i[:, None, None], x, "amax"),
+    "index_select of rows": lambda x, i: x.index_select(0, i),
+    "index_select of the second": lambda x, i: x.index_select(1, i),
+    "index_select of the last": lambda x, i: x.index_select(2, i),
+    "index_add to rows": lambda x, i: x.index_add(0, i, x),
+    "index_add within": lambda x, i: x.index_add(1, i, x[:, :2]),
+    "index_add to columns": lambda x, i: x.index_add(2, i, x[:, :, :2]),
+    "index_add to a vector": lambda x, i: x[0, :, 0].index_add(0, i, x[0, :2, 0]),
+    "index_copy": lambda x, i: x.index_copy(1, i, x[:, :2]),
+    "index_fill": lambda x, i: x.index_fill(1, i, 0.5),
+    "index_put": lambda x, i: x.index_put((i,), x),
+    "index": lambda x, i: x[:, i],
+    "embedding": lambda x, i: functional.embedding(i, x[0]),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_an_index_out_of_range_raises_the_type_that_eager_raises(name: str) -> None:
+    function, x = BEYOND[name], normal(2, 4, 3)
+    compiled = compile_function(function, x, torch.tensor([0, 1]))
+    same(compiled(x, torch.tensor([0, 1])), [function(x, torch.tensor([0, 1]))])
+    with pytest.raises((IndexError, RuntimeError)) as wanted:
+        function(x, torch.tensor([0, 9]))
+    with pytest.raises(wanted.type, match="out of"):
+        compiled(x, torch.tensor([0, 9]))
+
+
+def test_a_loss_whose_target_is_out_of_range_raises_what_eager_raises() -> None:
+    x, right, wrong = normal(2, 4), torch.tensor([0, 1]), torch.tensor([0, 9])
+    compiled = torch.compile(functional.cross_entropy, backend=backend)
+    same(compiled(x, right), functional.cross_entropy(x, right))
+    with pytest.raises(IndexError):
+        functional.cross_entropy(x, wrong)
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(x, wrong)
+
+
+def test_index_fill_takes_what_is_below_zero_to_count_from_the_end() -> None:
+    x, index = normal(4, 3), torch.tensor([0, -1])
+    compiled = compile_function(lambda x, i: x.index_fill(0, i, 0.5), x, index)
+    same(compiled(x, index), [x.index_fill(0, index, 0.5)])
 
 
 @pytest.mark.parametrize("include", [True, False])

@@ -14,7 +14,7 @@ BYTES = 64  # and bytes
 LONGEST_WITH_TAIL = 2048  # elements of a row; in longer ones what is left does not count
 _LIBRARY_CALLS = """
 tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma atan2 hypot fmod remainder floordiv
-gather bound within divisor
+gather bound within inside divisor
 """
 _LIBRARY = frozenset(_LIBRARY_CALLS.split())
 """Calls that are not vectors in any case, or would be made for what is not there."""

@@ -160,7 +160,7 @@ class _Writer(Text):
         reach = sum(step * (n - 1) for step, n in zip(store.strides[1:], loops[1:], strict=False))
         for arg, step in store.terms:
             instr = kernel.code[arg]
-            if instr.op not in ("bound", "within") or is_symbolic(instr.data):
+            if instr.op not in ("bound", "within", "inside") or is_symbolic(instr.data):
                 return 0
             reach += step * (instr.data - 1)
         return kernel.outer[0] if reach < store.strides[0] else 0

@@ -69,7 +69,7 @@ def expression(instr: Instr, args: list[str], from_dtype: str) -> str:
         return _conversion(t, args[0], from_dtype)
     if op == "round" and instr.data is not None:
         return f"round_{instr.data}({args[0]})"
-    if op in ("bound", "within"):
+    if op in ("bound", "within", "inside"):
         return f"{op}({args[0]}, {instr.data}L)"
     if op in _INTEGER_CALLS and not is_float(t):
         return f"i_{op}<{t}>({', '.join(args)})"

@@ -219,4 +219,6 @@ def _fail(fault: int, nodes: str) -> None:
     where = f"in a compiled graph, where it computes {nodes}"
     if fault == 2:
         raise RuntimeError(f"ZeroDivisionError: an integer was divided by zero {where}")
+    if fault == 3:
+        raise RuntimeError(f"index is out of bounds for its dimension {where}")
     raise IndexError(f"index out of range {where}")

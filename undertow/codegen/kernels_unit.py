@@ -14,7 +14,12 @@ from undertow.loops.sizes import SIZES, declared
 
 PART_CHARS = 30_000  # of each part, at least: about a second of compiler
 CHUNK_STEPS = 64  # of a run in one function
-CHECKS = ("bound(", "within(", "divisor(")  # functions that may find what eager raises for
+CHECKS = (
+    "bound(",
+    "within(",
+    "inside(",
+    "divisor(",
+)  # functions that may find what eager raises for
 RUN_NBYTES = 1 << 20  # a run ends when so much would be made early or freed late because of it,
 RUN_SHARE = 64  # or such a part of the peak, in a small graph,
 LEAST_RUN_NBYTES = 1 << 16  # and not for less,

@@ -479,14 +479,18 @@ ONCE static void run(Part part, char **p, i64 total, i64 worth) {
 #ifdef UNDERTOW_PART
 extern SHARED i64 fault;
 #else
-SHARED i64 fault;  // set by any thread that meets an index out of range (1) or divides by zero (2)
+// Set by any thread that meets an index out of range (1; 3 where eager raises RuntimeError for it) or
+// divides by zero (2).
+SHARED i64 fault;
 #endif
 // An index that must be in [0, n), and one that may also be counted from the end.
-INLINE i64 within(i64 i, i64 n) {
+INLINE i64 checked(i64 i, i64 n, i64 otherwise) {
   bool wrong = (i < 0) | (i >= n);
-  if (__builtin_expect(wrong, 0)) { fault = 1; i = 0; }
+  if (__builtin_expect(wrong, 0)) { fault = otherwise; i = 0; }
   return i;
 }
+INLINE i64 within(i64 i, i64 n) { return checked(i, n, 1); }
+INLINE i64 inside(i64 i, i64 n) { return checked(i, n, 3); }
 INLINE i64 bound(i64 i, i64 n) { return within(i < 0 ? i + n : i, n); }
 template <class T> INLINE T divisor(T b) {
   if (__builtin_expect(b == (T)0, 0)) { fault = 2; b = (T)1; }

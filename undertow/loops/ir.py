@@ -86,6 +86,7 @@ class Instr(NamedTuple):
     mload     data = buffer                      value at map where the argument is true
     const     data = number
     within    data = size                        an index checked against a size
+    inside    data = size                        the same, for operators that raise RuntimeError
     bound     data = size                        the same, of one that may count from the end
     divisor                                      an integer checked not to be zero
     reduce    data = kind                        over the nest's reduced loops

@@ -307,7 +307,8 @@ def index_at(
     body: Body, index: View, dims: tuple[int, ...], size: int, check: str = "within"
 ) -> int:
     """An index tensor read over the given loops of the body, checked; "bound" is for those
-    operators that take what is below zero to count from the end."""
+    operators that take what is below zero to count from the end, and "inside" for those that raise
+    RuntimeError."""
     if not isinstance(index, View) or index.dtype not in ("i64", "i32"):
         raise CannotLower("an index that is not a tensor of integers")
     strides = [0] * len(body.sizes)
@@ -363,7 +364,9 @@ def _gather(
         raise CannotLower("a gather from a constant")
     dim %= len(x.sizes)
     body = lowering.body(tuple(meta.shape), x.dtype)
-    place = index_at(body, index, tuple(range(len(body.sizes))), x.sizes[dim])
+    # a loss that was taken apart into this raises IndexError for its target
+    check = "within" if "nll_loss" in str(node.meta.get("original_aten")) else "inside"
+    place = index_at(body, index, tuple(range(len(body.sizes))), x.sizes[dim], check)
     strides = tuple(
         0 if k == dim or body.sizes[k] == 1 else stride for k, stride in enumerate(x.strides)
     )
@@ -378,7 +381,9 @@ def _index_select(lowering: Lowering, node: fx.Node, x: Any, dim: int, index: An
         raise CannotLower("a selection from a number")
     dim %= len(x.sizes)
     body = lowering.body(tuple(meta.shape), x.dtype)
-    place = index_at(body, index, (dim,), x.sizes[dim])
+    # eager has a kernel of its own for the second dimension, which raises as gather does
+    check = "inside" if dim == 1 else "within"
+    place = index_at(body, index, (dim,), x.sizes[dim], check)
     strides = tuple(0 if k == dim else stride for k, stride in enumerate(x.strides))
     value = body.gather(x, strides, [(place, x.strides[dim])])
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)

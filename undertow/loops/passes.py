@@ -18,8 +18,8 @@ MOST_SCRATCH = 192 << 10  # bytes of scratch rows on a thread's stack
 _WEIGHTS = {"div": 4, "sqrt": 4, "rsqrt": 8, "reciprocal": 4, "load": 1, "gather": 3, "const": 0}
 _DEAR = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-    "atanh erf erfc sigmoid lgamma pow atan2 hypot fmod remainder floordiv bound within divisor "
-    "uniform normal uniform64 normal64 integers scan gcd lcm nextafter"
+    "atanh erf erfc sigmoid lgamma pow atan2 hypot fmod remainder floordiv bound within inside "
+    "divisor uniform normal uniform64 normal64 integers scan gcd lcm nextafter"
 )
 _DEAR_OPS = frozenset(_DEAR.split())
 

@@ -71,12 +71,13 @@ def _embedding_backward(
 
 class Lines(NamedTuple):
     """What is written along one dimension: at each place of `sizes` a line of `dim` is meant, and
-    `places`, read over the loops `at`, says which element of it."""
+    `places`, read over the loops `at`, says which element of it, and is checked as `check` says."""
 
     sizes: tuple[int, ...]
     dim: int
     places: View
     at: tuple[int, ...]
+    check: str
 
 
 def _rows(node: fx.Node, dim: int, index: Any, source: Any) -> Lines:
@@ -88,7 +89,15 @@ def _rows(node: fx.Node, dim: int, index: Any, source: Any) -> Lines:
     sizes = (*meta.shape[:dim], *index.sizes, *meta.shape[dim + 1 :])
     if isinstance(source, View | Constant) and len(source.sizes) not in (0, len(sizes)):
         raise CannotLower("rows of other dimensions")
-    return Lines(sizes, dim, index, (dim,))
+    return Lines(sizes, dim, index, (dim,), _row_check(name_of(node), dim, meta.dim()))
+
+
+def _row_check(name: str, dim: int, rank: int) -> str:
+    """How an operator checks an index of rows. Eager adds along the first and the last dimension as
+    scatters do, and raises as they do."""
+    if name == "index_add" and rank > 1 and dim in (0, rank - 1):
+        return "inside"
+    return "bound" if name == "index_fill" else "within"
 
 
 def _elements(node: fx.Node, dim: int, index: Any) -> Lines:
@@ -96,7 +105,7 @@ def _elements(node: fx.Node, dim: int, index: Any) -> Lines:
     meta = node.meta["val"]
     if not meta.dim() or not isinstance(index, View) or len(index.sizes) != meta.dim():
         raise CannotLower("elements of a number")
-    return Lines(index.sizes, dim % meta.dim(), index, tuple(range(meta.dim())))
+    return Lines(index.sizes, dim % meta.dim(), index, tuple(range(meta.dim())), "inside")
 
 
 def _lines(node: fx.Node, dim: int, index: Any, source: Any) -> Lines:
@@ -121,7 +130,7 @@ def _write(
     if out.dtype == "bool" and mode in ("mul", "maximum", "minimum"):
         raise CannotLower("a reduction of truth values")
     body = lowering.body(lines.sizes, out.dtype)
-    place = index_at(body, lines.places, lines.at, out.sizes[lines.dim])
+    place = index_at(body, lines.places, lines.at, out.sizes[lines.dim], lines.check)
     strides = tuple(
         0 if k == lines.dim or lines.sizes[k] == 1 else s for k, s in enumerate(out.strides)
     )
@@ -168,7 +177,7 @@ def _scatter(
         return _write(lowering, node, _start(lowering, node, x), lines, source, "set")
     # one element of each line is replaced: a comparison with the loop variable
     body = lowering.body(tuple(meta.shape), TAGS[meta.dtype])
-    place = index_at(body, index, tuple(range(len(body.sizes))), meta.shape[dim])
+    place = index_at(body, index, lines.at, meta.shape[dim], lines.check)
     hit = body.op("eq", "bool", place, body.index(dim))
     value = body.op("where", body.t, hit, body.take(source, body.t), body.take(x, body.t))
     return lowering.nest(body, lowering.fresh(node.name, meta), value, node.name)
