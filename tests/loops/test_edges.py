@@ -185,3 +185,30 @@ def test_next_numbers_and_angles_are_those_of_eager() -> None:
         number = ~want.isnan()
         assert torch.equal(got.isnan(), ~number)
         assert torch.equal(got[number].view(bits), want[number].view(bits))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int64])
+def test_the_first_of_equals_is_found_in_rows_of_vectors(dtype: torch.dtype) -> None:
+    """Lanes that come upon places in their order keep the first without comparing places."""
+    torch.manual_seed(0)
+    x = torch.randint(0, 3, (6, 83)).to(dtype)
+    x[0] = -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+    x[1] = math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+    if dtype.is_floating_point:
+        x[2, 40::7] = math.nan
+
+    def places(x: torch.Tensor) -> list[torch.Tensor]:
+        return [*x.max(1), *x.min(1), x.argmax(1), x.argmax(), x.flip(1).argmin(1), x.t().argmin()]
+
+    compiled = compile_function(places, x)
+    for got, want in zip(compiled(x), places(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_lanes_of_rows_compare_no_places() -> None:
+    """Which, and lanes of single bytes, took most of the time."""
+    text = compile_function(lambda x: x.argmax(1), torch.zeros(8, 512, dtype=torch.int8)).cpp
+    inside = text[text.index("#pragma omp simd") :]
+    inside = inside[: inside.index("}")]
+    assert "const i32 b" in inside
+    assert "< g" not in inside

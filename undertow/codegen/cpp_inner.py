@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from undertow.codegen.cpp_ops import C_TYPES
-from undertow.codegen.cpp_text import Text
-from undertow.loops.dtypes import is_float
+from undertow.codegen.cpp_text import Text, is_better
+from undertow.loops.dtypes import NBYTES, is_float
 from undertow.loops.passes import Pass
 from undertow.loops.sizes import hint_of, is_symbolic
 
@@ -65,8 +65,7 @@ def _find_places(text: Text, this: Pass, low: str, high: str, places: list[int])
     text.far = any(code[number].op in ("sin", "cos") for number in body)
     text.open("{")
     for number in places:
-        best = C_TYPES[text.best_type(number)]
-        text.put(f"i64 a{number}[{VECTOR}]; {best} m{number}[{VECTOR}];")
+        text.put(f"i64 a{number}[{VECTOR}]; {_lane_type(text, number)} m{number}[{VECTOR}];")
         text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
         text.put(f"a{number}[lane] = t{number}; m{number}[lane] = t{number}m;")
         text.close()
@@ -81,8 +80,7 @@ def _find_places(text: Text, this: Pass, low: str, high: str, places: list[int])
         text.put(f"const i64 i{last} = g + lane;")
         _values(text, this, body, text.linear())
         for number in places:
-            args = [text.name(arg) for arg in code[number].args]
-            text.take_column(number, f"a{number}[lane]", *args)
+            _take_lane(text, number)
         text.close()
         text.close()
     text.open(f"for (i64 lane = 0; lane < {VECTOR}; ++lane) {{")
@@ -92,6 +90,29 @@ def _find_places(text: Text, this: Pass, low: str, high: str, places: list[int])
     text.close()
     text.close()
     text.far = False
+
+
+def _lane_type(text: Text, number: int) -> str:
+    """The type that lanes keep an extremum in; vectors of bytes are short beside places."""
+    best = text.best_type(number)
+    return C_TYPES["i32" if not is_float(best) and NBYTES[best] < 4 else best]
+
+
+def _take_lane(text: Text, number: int) -> None:
+    """Take one element into its lane. Of equals the one that is there came before, if places grow
+    along the loop, and need not be compared."""
+    code = text.kernel.code
+    value, place = code[number].args
+    steps = code[place].strides if code[place].op == "index" else None
+    step = steps[-1] if steps else 0
+    grows = not is_symbolic(step) and step > 0
+    arg, at, kind = text.name(value), text.name(place), text.kind_of(number)
+    text.put(f"const {_lane_type(text, number)} b{number} = m{number}[lane];")
+    text.put(f"const i64 g{number} = a{number}[lane];")
+    better = is_better(arg, "" if grows else at, f"b{number}", f"g{number}", kind)
+    text.put(f"const bool f{number} = {better};")
+    text.put(f"m{number}[lane] = f{number} ? {arg} : b{number};")
+    text.put(f"a{number}[lane] = f{number} ? {at} : g{number};")
 
 
 def _angles(text: Text, this: Pass) -> list[int]:

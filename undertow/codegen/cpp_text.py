@@ -464,9 +464,11 @@ def is_long(count: int) -> bool:
 
 def is_better(arg: str, place: str, best: str, target: str, kind: str) -> str:
     """Whether an element is to take the place of the best so far, in C++: the first of equals is
-    the best, and the first NaN before all."""
+    the best, and the first NaN before all. Without a place it is known to come after the best."""
     sign = ">" if kind == "argmax" else "<"
     better = f"{arg} {sign} {best} || ({arg} != {arg} && {best} == {best})"
+    if not place:
+        return better
     equal = f"({arg} == {best} || ({arg} != {arg} && {best} != {best})) && {place} < {target}"
     return f"{better} || ({equal})"
 
