@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from undertow.program.memory import profile_memory
-from undertow.program.model import Kind, Order, Program
+from undertow.program.model import COMPUTE, HOST, START, VIEW, Order, Program
 from undertow.program.timeline import Timeline
 
 # Work left is counted in 2**-20 ns, so that a slowed task loses less than a part in a million to
@@ -75,7 +75,7 @@ class _Times:
         time after it. A start counts as done once it was issued: the host does not wait for the
         wire."""
         for source in program.predecessors[task]:
-            is_start = program.tasks[source].kind is Kind.START
+            is_start = program.tasks[source].kind is START
             host = max(host, self.ready[source] if is_start else self.end[source])
         self.ready[task] = self.begin[task] = host
         self.end[task] = host + program.tasks[task].ns
@@ -96,22 +96,22 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
     host = compute = 0
     for i in order.tasks:
         kind = kinds[i]
-        if kind is Kind.VIEW:
+        if kind is VIEW:
             ready[i] = begin[i] = end[i] = compute
             continue
         task = tasks[i]
         if launch:
             host += launch * task.launches
-        if kind is Kind.HOST:
+        if kind is HOST:
             host = times.run_on_host(program, i, host)
             continue
         if host > compute:
             compute = host
         ready[i] = begin[i] = compute
-        if kind is Kind.COMPUTE:
+        if kind is COMPUTE:
             compute += task.ns
             end[i] = compute
-        elif kind is Kind.START:
+        elif kind is START:
             stream = task.stream
             if free[stream] > compute:
                 begin[i] = free[stream]
@@ -169,21 +169,21 @@ class _Fluid:
     def _place(self, i: int, host: int) -> int:
         """The compute stream reaches task i; the host's time after its launch."""
         times, task = self.times, self.program.tasks[i]
-        if task.kind is Kind.VIEW:
+        if task.kind is VIEW:
             times.ready[i] = times.begin[i] = times.end[i] = self.now
             return host
         host += self.program.machine.launch_ns * task.host_launches
-        if task.kind is Kind.HOST:
+        if task.kind is HOST:
             return times.run_on_host(self.program, i, host)
         while self.now < host:
             self._advance(host)
         times.ready[i] = times.begin[i] = self.now
-        if task.kind is Kind.START:
+        if task.kind is START:
             self.unfinished.add(i)
             self.queues.setdefault(task.stream, deque()).append(i)
             self._feed(task.stream)
             return host
-        if task.kind is Kind.COMPUTE:
+        if task.kind is COMPUTE:
             self._compute(task.ns)
         else:
             self._stand_still(task.start)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import compress
 
-from undertow.program import Kind, Order
+from undertow.program import Order
+from undertow.program.model import COMPUTE, START, VIEW, WAIT
 from undertow.schedule.facts import Facts
 
 _NEVER = 1 << 62
@@ -97,7 +98,7 @@ class _Construction:
             self.takers[stream], self.givers[stream] = [], []
         self.oldest = 0  # first position that is not placed and not moved by a start
         self.is_passed = [
-            kind is Kind.WAIT or unit >= 0 or last
+            kind is WAIT or unit >= 0 or last
             for kind, unit, last in zip(facts.kinds, facts.unit_of, facts.is_last, strict=True)
         ]  # placed, or nothing is late if it is: it comes with a start, or nothing follows it
         self.is_passed.append(False)  # where looking for the oldest ends
@@ -116,7 +117,7 @@ class _Construction:
         """Place the first tasks of the base order as they are."""
         self.kept = count
         for index in range(count):
-            if self.kinds[index] is Kind.WAIT:
+            if self.kinds[index] is WAIT:
                 self.now = max(self.now, self.lands[self.facts.awaited[index]])
             self._place(index)
         if not count:
@@ -200,7 +201,7 @@ class _Construction:
         """Whether this task does not fit while something in flight would make room."""
         if self.limit is None or self.live + self.facts.most_nbytes[task] <= self.limit:
             return False
-        if self.kinds[task] is Kind.VIEW or self.live + self._needs(task) <= self.limit:
+        if self.kinds[task] is VIEW or self.live + self._needs(task) <= self.limit:
             return False
         frees, awaited = self.facts.frees, self.facts.awaited
         return any(frees[awaited[wait]] > 0 for _, wait in self.blocked)
@@ -293,13 +294,13 @@ class _Construction:
             if not left and not self.stays[buffer]:
                 live -= nbytes[buffer]
         self.live = live
-        if kind is Kind.COMPUTE:
+        if kind is COMPUTE:
             ns = self.ns[index]
             self.now += ns
             self.progress += ns
-        elif kind is Kind.START:
+        elif kind is START:
             self._begin(index)
-        elif kind is Kind.WAIT:
+        elif kind is WAIT:
             self._end(self.facts.awaited[index])
         for after in self.successors[index]:
             left = missing[after] = missing[after] - 1
@@ -307,7 +308,7 @@ class _Construction:
             if start < 0:
                 if left:
                     continue
-                if kinds[after] is Kind.WAIT:
+                if kinds[after] is WAIT:
                     heappush(self.blocked, (self.lands[self.facts.awaited[after]], after))
                 else:
                     heappush(self.ready, after)
