@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from undertow.program import Program, Timeline, simulate
+from undertow.program import Program, Timeline, profile_memory
 from undertow.schedule.buckets import Bucket, Reprice
 from undertow.schedule.candidates import Bases, Bounds, Candidate, Recipe, Workshop
 from undertow.schedule.construct import Policy
@@ -43,6 +43,10 @@ _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
 _CANDIDATE_TASKS = 150_000  # tasks placed over all candidates
 
 
+Hope = tuple[int, Recipe]
+"""How long the whole step would take, by what a recipe makes of its fold."""
+
+
 def fold_if_large(program: Program) -> Folded | None:
     """What to explore first: the fold of a large Program whose layers repeat."""
     return fold(program) if len(program) > SMALL_TASKS else None
@@ -71,24 +75,21 @@ def construct_best(workshop: Workshop, folded: Folded | None, best: Candidate) -
         if best.is_within(NEAR_PERMILLE, bounds):
             return best
     tried = explored(fold_workshop, FOLD_POLICIES, 1)
-    hoped_ns = tried[0][0].total_ns(fold_bounds)
-    return climbed(workshop, [recipe for _, recipe in tried], done, hoped_ns, best)
+    hopes = [(candidate.total_ns(fold_bounds), recipe) for candidate, recipe in tried]
+    return climbed(workshop, hopes, done, best)
 
 
 def climbed(
-    workshop: Workshop,
-    recipes: Sequence[Recipe],
-    done: set[Recipe],
-    hoped_ns: int,
-    best: Candidate,
+    workshop: Workshop, hopes: Sequence[Hope], done: set[Recipe], best: Candidate
 ) -> Candidate:
     """`best`, or what recipes make of the whole: the best of the fold first, then changes of what
-    was best so far. `hoped_ns` is what the fold let hope for: if that does not come true, the best
-    recipes with other buckets are tried too; with layers it never quite does."""
+    was best so far. If what the fold let hope for does not come true, the best recipes with other
+    buckets are tried too, as far as they let hope for less than that; with layers it never quite
+    does."""
     bounds = workshop.bounds
     near_ns = _longest(workshop.program) * _HORIZONS[0]
-    chosen = recipes[0]
-    others = list({recipe.buckets: recipe for recipe in reversed(recipes)}.values())[::-1]
+    hoped_ns, chosen = hopes[0]
+    others = list({hope[1].buckets: hope for hope in reversed(hopes)}.values())[::-1]
     is_good = False
     left: list[Callable[[Recipe], Recipe]] = [
         _as_it_is,
@@ -108,7 +109,8 @@ def climbed(
                 best, chosen = candidate, recipe
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
         if not left and not is_good and chosen.layers is None:
-            left = [partial(_instead, other) for other in others[1 : 1 + _OTHERS]]
+            more = [other for ns, other in others[1 : 1 + _OTHERS] if ns < best.timeline.total_ns]
+            left = [partial(_instead, other) for other in more]
             others = []
     return best
 
@@ -158,8 +160,8 @@ def bounds_of_fold(
     what that saves may be used too."""
     peak = bounds.peak_nbytes
     if peak is not None:
-        fold_peak = simulate(folded.program).peak_nbytes
-        own_peak = simulate(chosen.divided.program).peak_nbytes if chosen else fold_peak
+        fold_peak = profile_memory(folded.program).peak_nbytes
+        own_peak = profile_memory(chosen.divided.program).peak_nbytes if chosen else fold_peak
         room = peak - captured.peak_nbytes + fold_peak - own_peak
         enough = min(room, folded.landing_nbytes * _LAYERS_AHEAD)
         room = room if room <= 0 else max(int(room * folded.share), enough)
