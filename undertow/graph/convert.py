@@ -19,7 +19,6 @@ from undertow.capture import torch_api
 from undertow.capture.schema import (
     draws_random,
     is_random,
-    nodes_in,
     written_nodes,
     written_parameters,
 )
@@ -31,7 +30,7 @@ from undertow.graph.describe import HOST_OPERATORS, SIZES, Descriptions
 from undertow.graph.joins import Joins
 from undertow.graph.nodes import Values, tensors_of
 from undertow.program import Collective, Join, Lifetime, Program, ProgramBuilder, Task
-from undertow.program.model import COMPUTE, COMPUTE_STREAM, VIEW
+from undertow.program.model import COMPUTE, COMPUTE_STREAM, START, VIEW
 
 _NUMBERS = (int, torch.SymInt, torch.SymBool)
 _INTERMEDIATE = Lifetime.INTERMEDIATE  # found sooner than in its class
@@ -164,23 +163,21 @@ class _Conversion:
         self._buffers[node] = self._hold(node, _INTERMEDIATE)
 
     def _add_start(self, node: fx.Node, call: CollectiveCall) -> int:
-        written = self._held_by(call.written)
-        results = self.values.storages(node)
-        if len(results) == len(call.written):  # under whatever name, they are what it writes to
-            for storage, arg in zip(results, call.written, strict=True):
-                self.buffer_of.setdefault(storage, self._buffers[arg][0])
-        fresh = self._hold(node, _INTERMEDIATE)
-        self._buffers[node] = tuple(dict.fromkeys(fresh + written))
-        task = self.builder.start(
-            node.name,
-            self._stream(call.group),
-            reads=self._held_by(call.read),
-            writes=self._buffers[node],
-            work=self._described(node, call),
-            after=self._needs(node.all_input_nodes)[1],
-            module=self._place(node),
-        )
-        for buffer in self._buffers[node]:
+        reads, after = self._needs(node.all_input_nodes)
+        if call.written:
+            reads = self._held_by(call.read)
+            results = self.values.storages(node)
+            if len(results) == len(call.written):  # under whatever name, they are what it writes to
+                for storage, arg in zip(results, call.written, strict=True):
+                    self.buffer_of.setdefault(storage, self._buffers[arg][0])
+        writes = self._hold(node, _INTERMEDIATE)
+        if call.written:
+            writes = tuple(dict.fromkeys(writes + self._held_by(call.written)))
+        self._buffers[node] = writes
+        stream, work = self._stream(call.group), self._described(node, call)
+        start = Task(node.name, START, stream, reads, writes, work=work, module=self._place(node))
+        task = self.builder.add(start, after)
+        for buffer in writes:
             self._starts[buffer] = task
         return task
 
@@ -193,8 +190,8 @@ class _Conversion:
         return self._works[key]
 
     def _add_wait(self, node: fx.Node) -> int:
-        source = nodes_in(node.args)[0]
-        held = self._buffers[source]
+        inputs = node.all_input_nodes
+        held, after = self._buffers[inputs[0]], self._needs(inputs)[1]
         starts = {self._starts[buffer] for buffer in held if buffer in self._starts}
         for storage in self.values.storages(node):  # the awaited tensor, under a new name
             self.buffer_of.setdefault(storage, held[0])
@@ -203,13 +200,9 @@ class _Conversion:
             self.notes.append(
                 "the graph waits for collectives that it did not start; they count as done"
             )
-            return self._view(node, held, self._needs(node.all_input_nodes)[1])
+            return self._view(node, held, after)
         return self.builder.wait(
-            node.name,
-            starts.pop(),
-            writes=held,
-            after=self._needs(node.all_input_nodes)[1],
-            module=self._place(node),
+            node.name, starts.pop(), writes=held, after=after, module=self._place(node)
         )
 
     def _add_other(self, node: fx.Node, traits: _Traits) -> int:

@@ -8,7 +8,6 @@ later depends on the *wait*, and touching either in between is a race that is re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from undertow.errors import ProgramError, unknown_name
 from undertow.program.model import (
@@ -42,14 +41,16 @@ _MOST_NBYTES = 1 << 46  # 64 TiB
 _MOST_NS = 1 << 46  # 19 hours
 
 
-@dataclass(slots=True)
 class _Access:
     """Who touched a buffer last, as far as the program is built."""
 
-    writer: int = -1
-    readers: list[int] = field(default_factory=list)  # since that write; views read no data
-    sent_by: list[int] = field(default_factory=list)  # starts in flight that read it
-    filled_by: int = -1  # start in flight that writes it
+    __slots__ = ("filled_by", "readers", "sent_by", "writer")
+
+    def __init__(self) -> None:
+        self.writer = -1
+        self.readers: list[int] = []  # since that write; views read no data
+        self.sent_by: tuple[int, ...] = ()  # starts in flight that read it
+        self.filled_by = -1  # start in flight that writes it
 
 
 class ProgramBuilder:
@@ -318,6 +319,9 @@ class ProgramBuilder:
     def _write(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
         for buffer in task.writes:
             access = self._access[buffer]
+            if access.writer < 0 and not access.readers and not access.sent_by:  # as of most
+                access.writer = index
+                continue
             if access.filled_by >= 0 and access.filled_by != task.start:
                 raise self._race(task, "writes", buffer, access.filled_by, "writes")
             others = access.sent_by and [start for start in access.sent_by if start != task.start]
@@ -333,7 +337,7 @@ class ProgramBuilder:
 
     def _send(self, task: Task, index: int) -> None:
         for buffer in task.reads:
-            self._access[buffer].sent_by.append(index)
+            self._access[buffer].sent_by += (index,)
         for buffer in task.writes:
             self._access[buffer].filled_by = index
 
@@ -348,7 +352,7 @@ class ProgramBuilder:
         self._released.add(task.start)
         for buffer in start.reads:
             access = self._access[buffer]
-            access.sent_by.remove(task.start)
+            access.sent_by = tuple([start for start in access.sent_by if start != task.start])
             if buffer not in task.writes:
                 access.readers.append(index)
 
