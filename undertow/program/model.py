@@ -436,7 +436,9 @@ class Order:
     @cached_property
     def array(self) -> IntArray:
         """The tasks; not to be changed."""
-        return np.array(self.tasks, dtype=np.int64)
+        tasks = np.array(self.tasks, dtype=np.int64)
+        tasks.flags.writeable = False
+        return tasks
 
     def positions(self) -> IntArray:
         """Task -> its place in this order; not to be changed."""
@@ -446,6 +448,7 @@ class Order:
     def _places(self) -> IntArray:
         places = np.empty(len(self.tasks), dtype=np.int64)
         places[self.array] = np.arange(len(self.tasks))
+        places.flags.writeable = False
         return places
 
 

@@ -10,6 +10,7 @@ nanoseconds throughout, so that every rank computes the same.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,6 +140,7 @@ class _Flow:
 
     task: int
     left: int  # work left at `since`, in _UNIT-ths of a nanosecond at full speed
+    load: int  # of its links, in permille
     since: int  # when its rate was set
     rate: int = 0  # work done per nanosecond
     ends: int = _NEVER  # at that rate
@@ -165,6 +167,7 @@ class _Fluid:
         self._queues: list[deque[int]] = [deque() for _ in program.streams]
         self._unfinished: set[int] = set()
         self._stretch = 1000  # of collectives, by compute that runs now
+        self._rates: dict[object, list[int]] = {}  # by that and by what runs
 
     def play(self, order: Order) -> int:
         program, times, launch = self._program, self._times, self._program.machine.launch_ns
@@ -242,12 +245,13 @@ class _Fluid:
         """Begin what is next in the queue of a stream on which nothing is running."""
         queue = self._queues[stream]
         while queue and stream not in self._flows:
-            task = queue.popleft()
-            self._times.begin[task] = self._now
-            if self._tasks[task].ns:
-                self._flows[stream] = _Flow(task, self._tasks[task].ns * _UNIT, self._now)
+            index = queue.popleft()
+            task = self._tasks[index]
+            self._times.begin[index] = self._now
+            if task.ns:
+                self._flows[stream] = _Flow(index, task.ns * _UNIT, task.load_permille, self._now)
             else:
-                self._finish(task)
+                self._finish(index)
 
     def _finish(self, task: int) -> None:
         self._times.end[task] = self._now
@@ -255,18 +259,28 @@ class _Fluid:
 
     def _set_rates(self) -> None:
         """What runs now has changed: how fast it is from now on, and when the first of it ends."""
-        flows, links, now = self._flows, self._links, self._now
-        load: dict[str, int] = {}
-        for stream, flow in flows.items():
-            for link in links[stream]:
-                load[link] = load.get(link, 0) + self._tasks[flow.task].load_permille
-        self._next_end = _NEVER
-        for stream, flow in flows.items():
-            tightest = max([load[link] for link in links[stream]], default=0)
-            rate = _UNIT * 1_000_000 // (self._stretch * max(1000, tightest))
+        now, next_end = self._now, _NEVER
+        loads = tuple([(stream, flow.load) for stream, flow in self._flows.items()])
+        rates = self._rates.get((self._stretch, loads))
+        if rates is None:
+            rates = self._rates[self._stretch, loads] = self._found_rates(loads)
+        for flow, rate in zip(self._flows.values(), rates, strict=True):
             if rate != flow.rate:
                 flow.left -= flow.rate * (now - flow.since)
                 flow.since, flow.rate = now, rate
                 flow.ends = now + -(-flow.left // rate)
-            if flow.ends < self._next_end:
-                self._next_end = flow.ends
+            if flow.ends < next_end:
+                next_end = flow.ends
+        self._next_end = next_end
+
+    def _found_rates(self, loads: Sequence[tuple[int, int]]) -> list[int]:
+        """Of collectives on these streams with these loads: each has its share of the tightest of
+        its links."""
+        on_link: dict[str, int] = {}
+        for stream, load in loads:
+            for link in self._links[stream]:
+                on_link[link] = on_link.get(link, 0) + load
+        tightest = [
+            max([on_link[x] for x in self._links[stream]], default=0) for stream, _ in loads
+        ]
+        return [_UNIT * 1_000_000 // (self._stretch * max(1000, load)) for load in tightest]

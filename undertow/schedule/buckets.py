@@ -312,7 +312,7 @@ def _rebuild(
     for start, waits in program.waits_of.items():
         for wait in waits:
             tasks[place[wait]] = tasks[place[wait]].awaiting(now_at[start])
-    origins: list[tuple[int, ...]] = [(old,) for old in order]
+    origins: list[tuple[int, ...]] = list(zip(order, strict=True))
     for first, group in members.items():
         tasks[place[first]] = _merged_start(program, group)
         origins[place[first]] = tuple(group)

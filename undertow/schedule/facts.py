@@ -21,6 +21,7 @@ from undertow.schedule.running import touched_nbytes
 _CHEAP_SHARE = 4  # a task that only serves a collective moves with it if it takes a quarter or less
 
 _MOVABLE = (COMPUTE, VIEW)
+_OURS = (Lifetime.INTERMEDIATE, Lifetime.DONATED)
 
 Edges = list[tuple[int, ...]] | tuple[tuple[int, ...], ...]
 
@@ -182,7 +183,7 @@ class Facts:
             freed = 0
             for buffer in task.reads if waits else ():
                 if last_use[buffer] == start and buffer not in task.writes:
-                    is_ours = buffers[buffer].lifetime in (Lifetime.INTERMEDIATE, Lifetime.DONATED)
+                    is_ours = buffers[buffer].lifetime in _OURS
                     freed += nbytes[buffer] if is_ours else 0
             found[start] = freed
         return found
