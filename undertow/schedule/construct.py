@@ -37,6 +37,7 @@ class Built:
     policy: Policy
     reach_ns: int  # how much compute before its first use a collective was started at most
     was_held: bool  # the window kept a task that was ready from going first
+    was_short: bool  # memory kept a collective from being started
 
     def is_same_for(self, policy: Policy) -> bool:
         """Whether `policy`, which differs in horizon or window alone, would change nothing."""
@@ -61,7 +62,7 @@ def construct(
     made.keep(kept)
     tasks = facts.base_order.tasks
     order = Order(tuple([tasks[position] for position in made.run()]))
-    return Built(order, policy, made.reach, made.was_held)
+    return Built(order, policy, made.reach, made.was_held, made.was_short)
 
 
 class _Construction:
@@ -82,7 +83,7 @@ class _Construction:
         self.missing = facts.missing[:]
         self.unit_missing = dict(facts.entering)
         self.now = self.progress = self.reach = 0
-        self.was_held = False
+        self.was_held = self.was_short = False
         self.kept = 0  # tasks that keep their place at the beginning
         self.free = [0] * len(program.streams)  # when each group's stream is free
         self.lands = [0] * count  # when each started collective is done
@@ -135,6 +136,7 @@ class _Construction:
     def run(self) -> list[int]:
         """Positions in the order that was built."""
         order, blocked, ready, ns, count = self.order, self.blocked, self.ready, self.ns, self.count
+        most_nbytes, limit = self.facts.most_nbytes, self.limit
         while True:
             while blocked and blocked[0][0] <= self.now:  # these waits cost nothing
                 self._place(heappop(blocked)[1])
@@ -149,7 +151,8 @@ class _Construction:
                     self._stand_still()
                 continue
             task = ready[0]  # what was started may have made an earlier one ready
-            if self._over_limit(task):
+            is_near = limit is not None and self.live + most_nbytes[task] > limit
+            if is_near and self._over_limit(task):
                 self._stand_still()
                 continue
             heappop(ready)
@@ -199,9 +202,9 @@ class _Construction:
 
     def _over_limit(self, task: int) -> bool:
         """Whether this task does not fit while something in flight would make room."""
-        if self.limit is None or self.live + self.facts.most_nbytes[task] <= self.limit:
+        if self.limit is None or self.kinds[task] is VIEW:
             return False
-        if self.kinds[task] is VIEW or self.live + self._needs(task) <= self.limit:
+        if self.live + self._needs(task) <= self.limit:
             return False
         frees, awaited = self.facts.frees, self.facts.awaited
         return any(frees[awaited[wait]] > 0 for _, wait in self.blocked)
@@ -210,10 +213,12 @@ class _Construction:
 
     def _start_what_fits(self, next_ns: int) -> None:
         """Start collectives that could begin before the next compute task ends."""
-        until = self.now + next_ns
+        until, free = self.now + next_ns, self.free
         for stream in self.streams:
+            if free[stream] > until:
+                continue
             takers, givers = self.takers[stream], self.givers[stream]
-            while (takers or givers) and self.free[stream] <= until:
+            while (takers or givers) and free[stream] <= until:
                 start = self._choose(takers, givers, next_ns)
                 if start is None:
                     break
@@ -235,6 +240,7 @@ class _Construction:
         if distance > self.policy.horizon_ns or not self._may_fly(start):
             return False
         if self.limit is not None and not self._has_room(start, self.limit):
+            self.was_short = True
             return False
         self.reach = max(self.reach, distance)
         return True

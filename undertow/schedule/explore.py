@@ -91,16 +91,19 @@ def climbed(
     hoped_ns, chosen = hopes[0]
     others = list({hope[1].buckets: hope for hope in reversed(hopes)}.values())[::-1]
     is_good = False
+    near_use = partial(_near_use, near_ns)
     left: list[Callable[[Recipe], Recipe]] = [
         _as_it_is,
         _of_most_layers,
         _from_other_base,
-        partial(_near_use, near_ns),
+        near_use,
     ]
     while left and not best.is_within(NEAR_PERMILLE, bounds):
         change = left.pop(0)
         if change is _of_most_layers and is_good:
             continue  # the fold is right about these buckets, and thinks less of larger ones
+        if change is near_use and not best.was_short and not workshop.program.is_contended:
+            continue  # nothing was in the way of what was started early
         recipe = change(chosen)
         if recipe not in done:
             done.add(recipe)
