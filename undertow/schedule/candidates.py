@@ -88,7 +88,6 @@ class Candidate:
     merged: Merged
     order: Order
     timeline: Timeline
-    was_short: bool = True  # of memory, as far as that is known: what was started early took room
     _ranks: list[tuple[Bounds, Rank]] = field(default_factory=list, compare=False, repr=False)
 
     def rank(self, bounds: Bounds) -> Rank:
@@ -159,7 +158,7 @@ class Bases:
         facts = self._delayed_facts() if policy.delays else self._captured
         made = construct(facts, policy, bounds.peak_nbytes, bounds.in_flight_nbytes)
         timeline = simulate(self.merged.program, made.order)
-        found = Candidate(self.merged, made.order, timeline, made.was_short)
+        found = Candidate(self.merged, made.order, timeline)
         self._built.append((bounds, made, found))
         return found
 

@@ -37,7 +37,6 @@ class Built:
     policy: Policy
     reach_ns: int  # how much compute before its first use a collective was started at most
     was_held: bool  # the window kept a task that was ready from going first
-    was_short: bool  # memory kept a collective from being started
 
     def is_same_for(self, policy: Policy) -> bool:
         """Whether `policy`, which differs in horizon or window alone, would change nothing."""
@@ -62,7 +61,7 @@ def construct(
     made.keep(kept)
     tasks = facts.base_order.tasks
     order = Order(tuple([tasks[position] for position in made.run()]))
-    return Built(order, policy, made.reach, made.was_held, made.was_short)
+    return Built(order, policy, made.reach, made.was_held)
 
 
 class _Construction:
@@ -83,7 +82,7 @@ class _Construction:
         self.missing = facts.missing[:]
         self.unit_missing = dict(facts.entering)
         self.now = self.progress = self.reach = 0
-        self.was_held = self.was_short = False
+        self.was_held = False
         self.kept = 0  # tasks that keep their place at the beginning
         self.free = [0] * len(program.streams)  # when each group's stream is free
         self.lands = [0] * count  # when each started collective is done
@@ -240,7 +239,6 @@ class _Construction:
         if distance > self.policy.horizon_ns or not self._may_fly(start):
             return False
         if self.limit is not None and not self._has_room(start, self.limit):
-            self.was_short = True
             return False
         self.reach = max(self.reach, distance)
         return True

@@ -43,10 +43,6 @@ _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
 _CANDIDATE_TASKS = 150_000  # tasks placed over all candidates
 
 
-Hope = tuple[int, Recipe]
-"""How long the whole step would take, by what a recipe makes of its fold."""
-
-
 def fold_if_large(program: Program) -> Folded | None:
     """What to explore first: the fold of a large Program whose layers repeat."""
     return fold(program) if len(program) > SMALL_TASKS else None
@@ -75,35 +71,35 @@ def construct_best(workshop: Workshop, folded: Folded | None, best: Candidate) -
         if best.is_within(NEAR_PERMILLE, bounds):
             return best
     tried = explored(fold_workshop, FOLD_POLICIES, 1)
-    hopes = [(candidate.total_ns(fold_bounds), recipe) for candidate, recipe in tried]
-    return climbed(workshop, hopes, done, best)
+    hoped_ns = tried[0][0].total_ns(fold_bounds)
+    return climbed(workshop, [recipe for _, recipe in tried], done, hoped_ns, best)
 
 
 def climbed(
-    workshop: Workshop, hopes: Sequence[Hope], done: set[Recipe], best: Candidate
+    workshop: Workshop,
+    recipes: Sequence[Recipe],
+    done: set[Recipe],
+    hoped_ns: int,
+    best: Candidate,
 ) -> Candidate:
     """`best`, or what recipes make of the whole: the best of the fold first, then changes of what
-    was best so far. If what the fold let hope for does not come true, the best recipes with other
-    buckets are tried too, as far as they let hope for less than that; with layers it never quite
-    does."""
+    was best so far. `hoped_ns` is what the fold let hope for: if that does not come true, the best
+    recipes with other buckets are tried too; with layers it never quite does."""
     bounds = workshop.bounds
     near_ns = _longest(workshop.program) * _HORIZONS[0]
-    hoped_ns, chosen = hopes[0]
-    others = list({hope[1].buckets: hope for hope in reversed(hopes)}.values())[::-1]
+    chosen = recipes[0]
+    others = list({recipe.buckets: recipe for recipe in reversed(recipes)}.values())[::-1]
     is_good = False
-    near_use = partial(_near_use, near_ns)
     left: list[Callable[[Recipe], Recipe]] = [
         _as_it_is,
         _of_most_layers,
         _from_other_base,
-        near_use,
+        partial(_near_use, near_ns),
     ]
     while left and not best.is_within(NEAR_PERMILLE, bounds):
         change = left.pop(0)
         if change is _of_most_layers and is_good:
             continue  # the fold is right about these buckets, and thinks less of larger ones
-        if change is near_use and not best.was_short and not workshop.program.is_contended:
-            continue  # nothing was in the way of what was started early
         recipe = change(chosen)
         if recipe not in done:
             done.add(recipe)
@@ -112,8 +108,7 @@ def climbed(
                 best, chosen = candidate, recipe
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
         if not left and not is_good and chosen.layers is None:
-            more = [other for ns, other in others[1 : 1 + _OTHERS] if ns < best.timeline.total_ns]
-            left = [partial(_instead, other) for other in more]
+            left = [partial(_instead, other) for other in others[1 : 1 + _OTHERS]]
             others = []
     return best
 

@@ -25,6 +25,7 @@ from undertow.schedule.buckets import Bucket, Merged, Reprice, alone
 from undertow.schedule.candidates import (
     Bounds,
     Candidate,
+    Recipe,
     Workshop,
 )
 from undertow.schedule.condense import Condensed, condense
@@ -33,7 +34,6 @@ from undertow.schedule.explore import (
     FOLD_POLICIES,
     NEAR_PERMILLE,
     SMALL_TASKS,
-    Hope,
     bounds_of_fold,
     by_rank,
     climbed,
@@ -198,13 +198,10 @@ def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solut
 class _Hopes:
     """What the best recipes make of the fold of a split step."""
 
-    recipes: tuple[Hope, ...]
+    recipes: tuple[Recipe, ...]
+    total_ns: int
     split: Split  # of the whole
     layers: IntArray  # per task of the whole: the repetition that it lies in
-
-    @property
-    def total_ns(self) -> int:
-        return self.recipes[0][0]
 
 
 def _proposed_splits(
@@ -236,8 +233,9 @@ def _hopes_of_splits(
         fold_bounds = replace(fold_bounds, stands_for=one.stands_for[runs.heads])
         workshop = Workshop(runs.program, step.reprice, fold_bounds, folded.layers[origins])
         tried = explored(workshop, FOLD_POLICIES, 1)
-        recipes = tuple((made.total_ns(fold_bounds), recipe) for made, recipe in tried)
-        found.append(_Hopes(recipes, one.split, folded.whole_layers))
+        recipes = tuple(recipe for _, recipe in tried)
+        total_ns = tried[0][0].total_ns(fold_bounds)
+        found.append(_Hopes(recipes, total_ns, one.split, folded.whole_layers))
     return sorted(found, key=lambda hopes: hopes.total_ns)
 
 
@@ -276,7 +274,7 @@ def _solve_runs(
     if hopes is not None:
         assert step.layers is not None
         workshop = Workshop(runs.program, step.reprice, bounds, step.layers[runs.heads])
-        found = climbed(workshop, hopes.recipes, set(), captured)
+        found = climbed(workshop, hopes.recipes, set(), hopes.total_ns, captured)
     else:
         folded = step.fold_of_runs
         layers = folded.whole_layers if folded else None
