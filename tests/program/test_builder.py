@@ -43,6 +43,16 @@ def test_what_a_task_depends_on_is_what_its_hazards_say(rng: random.Random, size
     assert program.predecessors == replace(program).predecessors
 
 
+def test_what_is_given_out_is_known_last_and_inputs_stay_inputs():
+    builder = ProgramBuilder()
+    x, y = builder.input("x", 1), builder.buffer("y", 2)
+    builder.compute("make", reads=[x], writes=[y])
+    for buffer in (x, y):
+        builder.give_out(buffer)
+    found = [buffer.lifetime for buffer in builder.build().buffers]
+    assert found == [Lifetime.INPUT, Lifetime.OUTPUT]
+
+
 def test_overwriting_the_input_of_a_collective_depends_on_its_wait():
     program = parse_program("""
         group g

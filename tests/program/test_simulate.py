@@ -152,6 +152,25 @@ def test_groups_on_one_link_share_its_bandwidth():
     assert times(timeline)["s"] == (0, 60)
 
 
+def test_a_collective_runs_on_at_full_speed_once_the_other_has_ended_between_two_kernels():
+    timeline = simulate(
+        parse_program("""
+        group g links=nic
+        group h links=nic
+        s start g 50us
+        a compute 30us
+        t start h 10us
+        b compute 15us
+        c compute 15us
+        w wait s
+        x wait t
+    """)
+    )
+    assert times(timeline)["t"] == (30, 50)  # half the bandwidth while both run
+    assert times(timeline)["s"] == (0, 60)  # 30 alone, 10 of its own in the next 20, then 10 alone
+    assert timeline.exposed_ns == 0
+
+
 def test_collectives_that_leave_room_on_the_link_do_not_slow_each_other():
     program = parse_program("""
         group g links=nic

@@ -6,6 +6,7 @@ that names it: a silent zero would make communication look free, or hidden behin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,11 @@ from undertow.cost.sources import Answer, ModelSource, Query, Source
 from undertow.errors import CostError
 from undertow.garbage import without_collections
 from undertow.program.model import (
+    HOST,
+    START,
+    VIEW,
+    WAIT,
     Collective,
-    Kind,
     Machine,
     Program,
     Stream,
@@ -65,12 +69,13 @@ def price(
     ask = _chain((*sources, ModelSource(cluster)))
     by_description = all(source.by_description for source in sources)
     known: dict[object, Answer] = {}  # of tasks that share a description, as repeated layers do
-    ledger = _Ledger()
+    answers: list[Answer | None] = []
     tasks: list[Task] = []
     started: set[int] = set()  # regions whose kernel has begun
     for i, task in enumerate(program.tasks):
-        if task.kind is Kind.VIEW or task.kind is Kind.WAIT:  # they take no time of their own
+        if task.kind is VIEW or task.kind is WAIT:  # they take no time of their own
             tasks.append(task)
+            answers.append(None)
             continue
         region = region_of[i]
         is_fused = region in started
@@ -79,14 +84,14 @@ def price(
         if answer is None:
             query = Query(task, _ranks(program, task), charged[i], is_fused)
             answer = _answer(program, query, ask)
-            if by_description and task.kind is not Kind.HOST and task.work is not None:
+            if by_description and task.kind is not HOST and task.work is not None:
                 known[key] = answer
         if region >= 0:
             started.add(region)
-        ledger.add(i, answer)
+        answers.append(answer)
         is_launched = not is_fused and answer.source != NOTHING
         tasks.append(_with_price(task, answer, launches=is_launched))
-    return ledger.close(_priced_program(program, tuple(tasks), cluster))
+    return _accounted(_priced_program(program, tuple(tasks), cluster), answers)
 
 
 def repricer(
@@ -105,25 +110,21 @@ def repricer(
     return reprice
 
 
-class _Ledger:
-    """Who answered for what, as the tasks are gone through."""
-
-    def __init__(self) -> None:
-        self._uses: dict[str, tuple[int, int]] = {}
-        self._assumptions: dict[str, None] = {}
-        self._given: list[int] = []
-
-    def add(self, task: int, answer: Answer) -> None:
-        tasks, ns = self._uses.get(answer.source, (0, 0))
-        self._uses[answer.source] = (tasks + 1, ns + answer.ns)
-        if answer.assumption:
-            self._assumptions[answer.assumption] = None
-        if answer.source == GIVEN:
-            self._given.append(task)
-
-    def close(self, program: Program) -> Priced:
-        uses = {source: SourceUse(*use) for source, use in self._uses.items()}
-        return Priced(program, uses, tuple(self._assumptions), tuple(self._given))
+def _accounted(program: Program, answers: Sequence[Answer | None]) -> Priced:
+    """Who answered for what. Tasks that share a description share an answer too."""
+    counts = Counter(map(id, answers))
+    uses: dict[str, SourceUse] = {}
+    assumptions: dict[str, None] = {}
+    for answer in {id(answer): answer for answer in answers}.values():
+        if answer is not None:
+            use, count = uses.get(answer.source, SourceUse(0, 0)), counts[id(answer)]
+            uses[answer.source] = SourceUse(use.tasks + count, use.ns + answer.ns * count)
+            if answer.assumption:
+                assumptions[answer.assumption] = None
+    given: list[int] = []
+    if GIVEN in uses:
+        given = [i for i, a in enumerate(answers) if a is not None and a.source == GIVEN]
+    return Priced(program, uses, tuple(assumptions), tuple(given))
 
 
 Ask = Callable[[Query], Answer | None]
@@ -162,7 +163,7 @@ def _answer(program: Program, query: Query, ask: Ask) -> Answer:
     task = query.task
     if isinstance(task.work, Work) and not task.work.flops and not task.work.nbytes:
         return Answer(0, NOTHING)
-    if task.kind is Kind.HOST:
+    if task.kind is HOST:
         return Answer(task.ns, GIVEN, task.load_permille)
     try:
         answer = ask(query)
@@ -195,7 +196,7 @@ def _refusal(program: Program, task: Task) -> str:
 
 
 def _ranks(program: Program, task: Task) -> tuple[int, ...]:
-    return program.streams[task.stream].ranks if task.kind is Kind.START else ()
+    return program.streams[task.stream].ranks if task.kind is START else ()
 
 
 def _with_price(task: Task, answer: Answer, *, launches: bool) -> Task:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 
-from undertow.program.model import Kind, Lifetime, OpClass, Program, Task, Work
+from undertow.program.model import COMPUTE, VIEW, Lifetime, OpClass, Program, Task, Work
 
 FUSIBLE = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.COPY)
+_REDUCTION = OpClass.REDUCTION  # found sooner than in its class
 _ON_CHIP_NBYTES = 128 << 10  # of one row: what a multiprocessor's shared memory can hold
 KEPT = (Lifetime.OUTPUT, Lifetime.INPUT)
 """Buffers that outlive the step: what is written to them must reach memory."""
@@ -27,10 +28,16 @@ def find_regions(program: Program) -> list[int]:
     """
     parent = list(range(len(program)))
     writer: dict[int, int] = {}  # buffer -> who in the current run wrote it last
+    known: dict[int, bool] = {}  # by description, which tasks that repeat share
     for i, task in enumerate(program.tasks):
-        if task.kind is Kind.VIEW:
+        kind = task.kind
+        if kind is VIEW:
             continue
-        if not _fusible(task):
+        work = task.work
+        is_fusible = known.get(id(work))
+        if is_fusible is None:
+            is_fusible = known[id(work)] = isinstance(work, Work) and work.op_class in FUSIBLE
+        if not is_fusible or kind is not COMPUTE:
             if writer:
                 writer = {}
             continue
@@ -47,14 +54,9 @@ def find_regions(program: Program) -> list[int]:
 def _spills(task: Task) -> bool:
     """Whether a reduction has read more for one result than can be kept until that is known."""
     work = task.work
-    if not isinstance(work, Work) or work.op_class is not OpClass.REDUCTION:
+    if not isinstance(work, Work) or work.op_class is not _REDUCTION:
         return False
     return work.nbytes_read > _ON_CHIP_NBYTES * max(math.prod(work.shape), 1)
-
-
-def _fusible(task: Task) -> bool:
-    work = task.work
-    return task.kind is Kind.COMPUTE and isinstance(work, Work) and work.op_class in FUSIBLE
 
 
 def _root(parent: list[int], i: int) -> int:
@@ -108,7 +110,7 @@ def _last_readers(program: Program) -> list[int]:
     """Per buffer, the last task that reads its bytes; -1 for none. A view reads none."""
     last = [-1] * len(program.buffers)
     for i, task in enumerate(program.tasks):
-        if task.kind is not Kind.VIEW:
+        if task.kind is not VIEW:
             for buffer in task.reads:
                 last[buffer] = i
     return last

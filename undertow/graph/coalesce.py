@@ -80,7 +80,9 @@ def _pick_from(whole: fx.Node, member: fx.Node, at: int) -> None:
             whole.graph.erase_node(member)
         return
     if member is not whole:  # its users stay as they are
-        member.target, member.args, member.kwargs = operator.getitem, (whole, at), {}
+        member.target, member.args = operator.getitem, (whole, at)
+        if member.kwargs:
+            member.kwargs = {}
         return
     with whole.graph.inserting_after(whole):
         picked = whole.graph.call_function(operator.getitem, (whole, at))

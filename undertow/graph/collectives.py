@@ -6,7 +6,6 @@ All functional collectives of torch: plain, coalesced, in place, with `out=`, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -15,6 +14,7 @@ from undertow.capture import torch_api
 from undertow.capture.schema import named_arguments, nodes_in, written_nodes
 from undertow.graph.nodes import dtype_name, tensor_nbytes, tensors_of
 from undertow.program.model import Collective, CollectiveKind
+from undertow.program.record import record
 
 _KINDS: dict[Any, CollectiveKind] = {
     getattr(torch_api.collectives, name): kind
@@ -54,7 +54,7 @@ _INPUTS = ("input", "inputs", "tensor", "tensors")
 WAIT = torch_api.collectives.wait_tensor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CollectiveCall:
     """What one node starts: the description, its group, what it reads and what it writes to.
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import fx
@@ -19,25 +19,21 @@ from undertow.capture import torch_api
 from undertow.capture.schema import (
     draws_random,
     is_random,
-    nodes_in,
     written_nodes,
     written_parameters,
 )
 from undertow.errors import ProgramError
 from undertow.garbage import without_collections
 from undertow.graph.calls import Calls
-from undertow.graph.collectives import (
-    WAIT,
-    CollectiveCall,
-    is_collective,
-    is_wait,
-)
+from undertow.graph.collectives import WAIT, CollectiveCall, is_collective
 from undertow.graph.describe import HOST_OPERATORS, SIZES, Descriptions
 from undertow.graph.joins import Joins
 from undertow.graph.nodes import Values, tensors_of
-from undertow.program import Collective, Join, Lifetime, Program, ProgramBuilder
+from undertow.program import Collective, Join, Lifetime, Program, ProgramBuilder, Task
+from undertow.program.model import COMPUTE, COMPUTE_STREAM, START, VIEW
 
 _NUMBERS = (int, torch.SymInt, torch.SymBool)
+_INTERMEDIATE = Lifetime.INTERMEDIATE  # found sooner than in its class
 _ROOT = re.compile(r"L\['\w+'\]\.?")  # how Dynamo calls the module that it compiles
 
 GroupRanks = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -79,7 +75,7 @@ def convert(
     `groups` are looked up in the running job, and left without ranks if there is none. `module_of`
     says where a node comes from; None leaves that to the node's own notes.
     """
-    conversion = _Conversion(graph, groups or {}, name, frozenset(donated), module_of)
+    conversion = _Conversion(groups or {}, name, frozenset(donated), module_of)
     for node in graph.nodes:
         conversion.add(node)
     return Converted(
@@ -96,13 +92,12 @@ class _Conversion:
 
     def __init__(
         self,
-        graph: fx.Graph,
         groups: GroupRanks,
         name: str,
         donated: frozenset[str],
         module_of: ModuleOf | None,
     ) -> None:
-        self._module_of = module_of
+        self._place = _place if module_of is None else partial(_place_by, module_of)
         self.builder = ProgramBuilder(name)
         self.groups, self.donated = groups, donated
         self.nodes: list[fx.Node] = []
@@ -110,7 +105,6 @@ class _Conversion:
         self.values = Values()
         self._descriptions = Descriptions(self.values)
         self._calls = Calls(self._descriptions.look)
-        self._outputs = _returned(graph, self.values, self._calls)
         self.buffer_of: dict[int, int] = {}  # storage -> buffer
         self._buffers: dict[fx.Node, tuple[int, ...]] = {}  # node -> what its value is held in
         self._task_of: dict[fx.Node, int] = {}
@@ -132,7 +126,10 @@ class _Conversion:
         elif op in ("placeholder", "get_attr"):
             lifetime = Lifetime.DONATED if node.name in self.donated else Lifetime.INPUT
             self._buffers[node] = self._hold(node, lifetime)
-        elif op != "output":
+        elif op == "output":
+            for buffer in self._held_by(node.all_input_nodes):
+                self.builder.give_out(buffer)
+        else:
             raise ProgramError(
                 f"node {node.name!r} is a {op}; trace the model to a graph of operators first"
             )
@@ -163,26 +160,24 @@ class _Conversion:
             self._task_of[node] = self._task_of[source]
         if source in self._through:
             self._through[node] = self._through[source]
-        self._buffers[node] = self._hold(node, Lifetime.INTERMEDIATE)
+        self._buffers[node] = self._hold(node, _INTERMEDIATE)
 
     def _add_start(self, node: fx.Node, call: CollectiveCall) -> int:
-        written = self._held_by(call.written)
-        results = self.values.storages(node)
-        if len(results) == len(call.written):  # under whatever name, they are what it writes to
-            for storage, arg in zip(results, call.written, strict=True):
-                self.buffer_of.setdefault(storage, self._buffers[arg][0])
-        fresh = self._hold(node, Lifetime.INTERMEDIATE)
-        self._buffers[node] = tuple(dict.fromkeys(fresh + written))
-        task = self.builder.start(
-            node.name,
-            self._stream(call.group),
-            reads=self._held_by(call.read),
-            writes=self._buffers[node],
-            work=self._described(node, call),
-            after=self._after(node.all_input_nodes),
-            module=self._place(node),
-        )
-        for buffer in self._buffers[node]:
+        reads, after = self._needs(node.all_input_nodes)
+        if call.written:
+            reads = self._held_by(call.read)
+            results = self.values.storages(node)
+            if len(results) == len(call.written):  # under whatever name, they are what it writes to
+                for storage, arg in zip(results, call.written, strict=True):
+                    self.buffer_of.setdefault(storage, self._buffers[arg][0])
+        writes = self._hold(node, _INTERMEDIATE)
+        if call.written:
+            writes = tuple(dict.fromkeys(writes + self._held_by(call.written)))
+        self._buffers[node] = writes
+        stream, work = self._stream(call.group), self._described(node, call)
+        start = Task(node.name, START, stream, reads, writes, work=work, module=self._place(node))
+        task = self.builder.add(start, after)
+        for buffer in writes:
             self._starts[buffer] = task
         return task
 
@@ -195,8 +190,8 @@ class _Conversion:
         return self._works[key]
 
     def _add_wait(self, node: fx.Node) -> int:
-        source = nodes_in(node.args)[0]
-        held = self._buffers[source]
+        inputs = node.all_input_nodes
+        held, after = self._buffers[inputs[0]], self._needs(inputs)[1]
         starts = {self._starts[buffer] for buffer in held if buffer in self._starts}
         for storage in self.values.storages(node):  # the awaited tensor, under a new name
             self.buffer_of.setdefault(storage, held[0])
@@ -205,68 +200,63 @@ class _Conversion:
             self.notes.append(
                 "the graph waits for collectives that it did not start; they count as done"
             )
-            return self._view(node)
+            return self._view(node, held, after)
         return self.builder.wait(
-            node.name,
-            starts.pop(),
-            writes=held,
-            after=self._after(node.all_input_nodes),
-            module=self._place(node),
+            node.name, starts.pop(), writes=held, after=after, module=self._place(node)
         )
 
     def _add_other(self, node: fx.Node, traits: _Traits) -> int:
-        inputs = node.all_input_nodes
-        reads = self._held_by(inputs)
+        reads, after = self._needs(node.all_input_nodes)
+        made = self._buffers[node] = self._hold(node, _INTERMEDIATE)
         mutated = self._held_by(written_nodes(node)) if traits.writes else ()
-        made = self._hold(node, Lifetime.INTERMEDIATE)
-        self._buffers[node] = made
         if not made and _is_size(node, traits):
-            return self._view(node, reads)
+            return self._view(node, reads, after)
         if traits.is_host or (not made and not mutated):
-            after = (*self._after(inputs), *([self._last_host] if self._last_host >= 0 else []))
+            if self._last_host >= 0:
+                after = (*after, self._last_host)
             task = self.builder.host(node.name, reads=reads, after=after, module=self._place(node))
             self._through[node] = self._last_host = task
             return task
-        fresh = tuple([buffer for buffer in made if buffer not in reads])
-        if not fresh and not mutated:
-            return self._view(node)
+        writes = tuple([buffer for buffer in made if buffer not in reads])
+        if mutated:
+            writes = tuple(dict.fromkeys(writes + mutated))
+        if not writes:
+            return self._view(node, made, after)
         draws = traits.draws or (not traits.is_operator and draws_random(node))
-        after = self._after(inputs)
         if draws and self._last_random >= 0:
             # Those that draw random numbers stay in sequence, so that each draws the same ones.
             after = (*after, self._last_random)
-        task = self.builder.compute(
-            node.name,
-            reads=reads,
-            writes=tuple(dict.fromkeys(fresh + mutated)) if mutated else fresh,
-            work=self._descriptions.of(node),
-            after=after,
-            module=self._place(node),
+        work, place = self._descriptions.of(node), self._place(node)
+        task = self.builder.add(
+            Task(node.name, COMPUTE, COMPUTE_STREAM, reads, writes, work=work, module=place),
+            after,
         )
         if draws:
             self._last_random = task
         return task
 
-    def _view(self, node: fx.Node, reads: tuple[int, ...] | None = None) -> int:
-        task = self.builder.view(
-            node.name,
-            reads=self._buffers[node] if reads is None else reads,
-            after=self._after(node.all_input_nodes),
-            module=self._place(node),
-        )
-        self._through[node] = task
+    def _view(self, node: fx.Node, reads: tuple[int, ...], after: tuple[int, ...]) -> int:
+        view = Task(node.name, VIEW, COMPUTE_STREAM, reads, module=self._place(node))
+        task = self._through[node] = self.builder.add(view, after)
         return task
 
-    def _after(self, inputs: Collection[fx.Node]) -> tuple[int, ...]:
-        """Views and host values among the arguments: they come first, and no buffer says so."""
-        through = self._through
-        found = [through[arg] for arg in inputs if arg in through]
-        return tuple(dict.fromkeys(found)) if found else ()
+    def _needs(self, inputs: Sequence[fx.Node]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The buffers that arguments are in; and views and host values among them, which come
+        first although no buffer says so."""
+        buffers, through = self._buffers, self._through
+        if len(inputs) == 1:  # as of most
+            arg = inputs[0]
+            return buffers.get(arg, ()), (through[arg],) if arg in through else ()
+        held: dict[int, None] = {}
+        after: dict[int, None] = {}
+        for arg in inputs:
+            for buffer in buffers.get(arg, ()):
+                held[buffer] = None
+            if arg in through:
+                after[through[arg]] = None
+        return tuple(held), tuple(after)
 
-    def _held_by(self, nodes: Collection[fx.Node]) -> tuple[int, ...]:
-        if len(nodes) == 1:
-            (only,) = nodes
-            return self._buffers.get(only, ())
+    def _held_by(self, nodes: Iterable[fx.Node]) -> tuple[int, ...]:
         held = [buffer for arg in nodes for buffer in self._buffers.get(arg, ())]
         return tuple(dict.fromkeys(held))
 
@@ -275,43 +265,18 @@ class _Conversion:
         buffer_of, storages = self.buffer_of, self.values.storages(node)
         for k, key in enumerate(storages):
             if key not in buffer_of:
-                is_output = lifetime is Lifetime.INTERMEDIATE and key in self._outputs
-                buffer_of[key] = self.builder.buffer(
-                    f"{node.name}.{k}" if k else node.name,
-                    self.values.nbytes_of(key),
-                    Lifetime.OUTPUT if is_output else lifetime,
-                )
+                name = f"{node.name}.{k}" if k else node.name
+                nbytes = self.values.nbytes_of(key)
+                buffer_of[key] = self.builder.buffer(name, nbytes, lifetime)
         if len(storages) == 1:
             return (buffer_of[storages[0]],)
         return tuple(dict.fromkeys([buffer_of[key] for key in storages]))
-
-    def _place(self, node: fx.Node) -> str:
-        given = self._module_of(node) if self._module_of is not None else None
-        return _place(node) if given is None else given
 
     def _stream(self, group: str) -> int:
         if group not in self._streams:
             label, ranks = self.groups.get(group) or (group, torch_api.ranks_of_group(group))
             self._streams[group] = self.builder.group(label, ranks)
         return self._streams[group]
-
-
-def _returned(graph: fx.Graph, values: Values, calls: Calls) -> set[int]:
-    """Storages that the graph gives out. What it waits for, or tells a collective to write to, is
-    the same under another name."""
-    found: set[int] = set()
-    for node in reversed(graph.nodes):
-        sources: Collection[fx.Node] = ()
-        if node.op == "output":
-            sources = tuple(nodes_in(node.args))
-        elif found.isdisjoint(values.storages(node)):
-            continue
-        elif is_wait(node):
-            sources = node.all_input_nodes
-        elif (call := calls.of(node)) is not None:
-            sources = call.written
-        found.update(key for source in sources for key in values.storages(source))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +312,11 @@ def _is_size(node: fx.Node, traits: _Traits) -> bool:
     if not isinstance(value, _NUMBERS) or isinstance(value, bool):
         return False
     return traits.is_size or not any(tensors_of(arg) for arg in node.all_input_nodes)
+
+
+def _place_by(module_of: ModuleOf, node: fx.Node) -> str:
+    given = module_of(node)
+    return _place(node) if given is None else given
 
 
 def _place(node: fx.Node) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx import Node
 
 from undertow.capture import torch_api
 from undertow.capture.flops import node_flops
@@ -148,10 +149,11 @@ class Descriptions:
 
     def _looks(self, given: tuple[Any, ...] | list[Any]) -> tuple[object, ...] | None:
         found: list[object] = []
+        look_of = self._values.look
         for value in given:
             look = value
-            if isinstance(value, fx.Node):
-                look = self._values.look(value)
+            if isinstance(value, Node):
+                look = look_of(value)
                 if look is None:
                     return None
             elif type(value) in _PLAIN:

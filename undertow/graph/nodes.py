@@ -53,22 +53,18 @@ class Values:
         found = self._storages.get(node)
         if found is None:
             value = node.meta.get("val")
-            if isinstance(value, Tensor):
-                found = (self._key_of(value),)
-            else:
-                found = tuple([self._key_of(tensor) for tensor in self.tensors(node)])
-            self._storages[node] = found
+            keys = []
+            for tensor in (value,) if isinstance(value, Tensor) else self.tensors(node):
+                key, storage = torch_api.keyed_storage(tensor)
+                self._storage_of[key] = storage
+                keys.append(key)
+            found = self._storages[node] = tuple(keys)
         return found
 
     @property
     def known_storages(self) -> Mapping[fx.Node, tuple[int, ...]]:
         """Of the nodes that were asked for."""
         return self._storages
-
-    def _key_of(self, tensor: Tensor) -> int:
-        key, storage = torch_api.keyed_storage(tensor)
-        self._storage_of[key] = storage
-        return key
 
     def nbytes_of(self, storage: int) -> int:
         """Bytes of a storage that was asked for."""

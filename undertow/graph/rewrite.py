@@ -19,7 +19,8 @@ from undertow.graph.convert import Converted
 from undertow.graph.joins import Joins
 from undertow.graph.merge_copies import copy_together
 from undertow.graph.storages import Storages
-from undertow.program import Kind, Order
+from undertow.program import Order
+from undertow.program.model import VIEW
 from undertow.schedule.buckets import Bucket, Merged, bucket_key
 
 _INPUTS = ("placeholder", "get_attr")
@@ -36,7 +37,11 @@ def rewrite(converted: Converted, merged: Merged, order: Order) -> None:
         return
     for bucket in merged.buckets:
         _check_bucket(converted, bucket)
-    parts = [list(map(converted.nodes.__getitem__, origins)) for origins in merged.origins]
+    nodes = converted.nodes
+    parts = [
+        [nodes[origins[0]]] if len(origins) == 1 else [nodes[origin] for origin in origins]
+        for origins in merged.origins
+    ]
     graph = converted.nodes[0].graph
     _check_definitions(graph, merged, order, parts, converted.glue)
     starts = {copies.start for copies in merged.copies}
@@ -54,7 +59,7 @@ def _write_copies(converted: Converted, merged: Merged, parts: list[list[fx.Node
         return
     storages = Storages(converted.nodes[0].graph, converted.held_in)
     task_of = {nodes[0]: task for task, nodes in enumerate(parts) if len(nodes) == 1}
-    views = {node for node, task in task_of.items() if merged.program.tasks[task].kind is Kind.VIEW}
+    views = {node for node, task in task_of.items() if merged.program.tasks[task].kind is VIEW}
     for copies in merged.copies:
         module = merged.program.tasks[copies.start].module
         written = copy_together(parts[copies.start], parts[copies.pack], views, storages, module)
@@ -119,9 +124,9 @@ def _check_definitions(
         if len(parts[task]) == 1 and task not in needed_at:
             (node,) = parts[task]
             if node not in picked and node not in glue:  # as most are
-                for source in node.all_input_nodes:
-                    if source not in placed:
-                        raise _misplaced(node, source)
+                if not placed.issuperset(node.all_input_nodes):
+                    missing = next(n for n in node.all_input_nodes if n not in placed)
+                    raise _misplaced(node, missing)
                 placed.add(node)
                 continue
         # A copy that packs does casts, and then needs all that the collective does.

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import add
 
-from undertow.program.model import HOST_STREAM, Kind, Program, Task
+from undertow.program.model import (
+    COMPUTE,
+    HOST,
+    HOST_STREAM,
+    START,
+    VIEW,
+    WAIT,
+    Program,
+    Task,
+)
 
 
 class BoundKind(StrEnum):
@@ -70,7 +79,7 @@ def lower_bounds(program: Program) -> Bounds:
     found.append(Bound(BoundKind.CRITICAL_PATH, longest))
     jobs: list[list[tuple[int, int, int]]] = [[] for _ in program.streams]
     for i, kind in enumerate(program.kinds):
-        if kind is Kind.COMPUTE or kind is Kind.START:
+        if kind is COMPUTE or kind is START:
             stream = program.tasks[i].stream
             jobs[stream].append((heads.begin[i], ns[i], tails.after_end[i]))
     for stream, work in enumerate(jobs):
@@ -111,7 +120,7 @@ def _stream_totals(program: Program) -> list[int]:
     totals = [0] * len(program.streams)
     launches = 0
     for task in program.tasks:
-        if task.kind is not Kind.VIEW:  # which takes nothing
+        if task.kind is not VIEW:  # which takes nothing
             totals[task.stream] += task.ns
             launches += task.launches
     totals[HOST_STREAM] += program.machine.launch_ns * launches
@@ -161,16 +170,16 @@ def _heads(program: Program) -> _Heads:
         for source in sources:
             before = kinds[source]
             reached = end[source]
-            on_host_then = reached if before is Kind.HOST else launched[source]
+            on_host_then = reached if before is HOST else launched[source]
             if on_host_then > on_host:
                 on_host = on_host_then
-            if before is Kind.START:
+            if before is START:
                 if reached > earliest and _queues_behind(task, source, tasks[source]):
                     earliest = reached
                 reached = ready[source]
             if reached > place:
                 place = reached
-        if kinds[i] is not Kind.VIEW:
+        if kinds[i] is not VIEW:
             on_host += launch * task.launches
             if on_host > place:
                 place = on_host
@@ -182,9 +191,9 @@ def _heads(program: Program) -> _Heads:
 
 def _queues_behind(task: Task, start: int, collective: Task) -> bool:
     """Whether `task` must begin after the *end* of the collective that `start` starts."""
-    if task.kind is Kind.WAIT:
+    if task.kind is WAIT:
         return task.start == start
-    return task.kind is Kind.START and task.stream == collective.stream
+    return task.kind is START and task.stream == collective.stream
 
 
 def _tails(program: Program) -> _Tails:
@@ -198,7 +207,7 @@ def _tails(program: Program) -> _Tails:
             if after_ready[target] > follows:
                 follows = after_ready[target]
         task = tasks[i]
-        if kinds[i] is not Kind.START:
+        if kinds[i] is not START:
             after_end[i] = follows
             after_ready[i] = task.ns + follows
             continue

@@ -8,17 +8,20 @@ later depends on the *wait*, and touching either in between is a race that is re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from undertow.errors import ProgramError, unknown_name
 from undertow.program.model import (
+    COMPUTE,
     COMPUTE_STREAM,
+    HOST,
     HOST_STREAM,
+    START,
+    VIEW,
+    WAIT,
     Buffer,
     Collective,
     Hazard,
     HazardKind,
-    Kind,
     Lifetime,
     Machine,
     Program,
@@ -32,19 +35,22 @@ Ref = int | str
 """A task, buffer or group by its index or its name."""
 
 _THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
+_RAW = HazardKind.RAW  # found sooner than in its class
 # What one buffer or task may have at most, so that sums over a whole Program stay within 64 bits.
 _MOST_NBYTES = 1 << 46  # 64 TiB
 _MOST_NS = 1 << 46  # 19 hours
 
 
-@dataclass(slots=True)
 class _Access:
     """Who touched a buffer last, as far as the program is built."""
 
-    writer: int = -1
-    readers: list[int] = field(default_factory=list)  # since that write; views read no data
-    sent_by: list[int] = field(default_factory=list)  # starts in flight that read it
-    filled_by: int = -1  # start in flight that writes it
+    __slots__ = ("filled_by", "readers", "sent_by", "writer")
+
+    def __init__(self) -> None:
+        self.writer = -1
+        self.readers: list[int] = []  # since that write; views read no data
+        self.sent_by: tuple[int, ...] = ()  # starts in flight that read it
+        self.filled_by = -1  # start in flight that writes it
 
 
 class ProgramBuilder:
@@ -108,6 +114,12 @@ class ProgramBuilder:
     def output(self, name: str, nbytes: int) -> int:
         return self.buffer(name, nbytes, Lifetime.OUTPUT)
 
+    def give_out(self, buffer: int) -> None:
+        """Let an intermediate buffer be an output: what is given out may be known last."""
+        made = self._buffers[buffer]
+        if made.lifetime is Lifetime.INTERMEDIATE:
+            self._buffers[buffer] = Buffer(made.name, made.nbytes, Lifetime.OUTPUT)
+
     # -- tasks ------------------------------------------------------------------------------------
 
     def compute(
@@ -125,7 +137,7 @@ class ProgramBuilder:
         buffer."""
         task = Task(
             name,
-            Kind.COMPUTE,
+            COMPUTE,
             COMPUTE_STREAM,
             self._buffer_refs(name, reads),
             self._buffer_refs(name, writes),
@@ -133,7 +145,7 @@ class ProgramBuilder:
             work=work,
             module=module,
         )
-        return self._add(task, after)
+        return self.add(task, after)
 
     def start(
         self,
@@ -153,7 +165,7 @@ class ProgramBuilder:
             raise ProgramError(f"start {name!r}: load_permille must be between 0 and 1000")
         task = Task(
             name,
-            Kind.START,
+            START,
             self._group_ref(name, group),
             self._buffer_refs(name, reads),
             self._buffer_refs(name, writes),
@@ -162,7 +174,7 @@ class ProgramBuilder:
             work=work,
             module=module,
         )
-        return self._add(task, after)
+        return self.add(task, after)
 
     def wait(
         self,
@@ -184,8 +196,8 @@ class ProgramBuilder:
                     f"wait {name!r} makes buffer {self._buffers[buffer].name!r} valid, which its "
                     f"start {self._tasks[index].name!r} does not write"
                 )
-        task = Task(name, Kind.WAIT, COMPUTE_STREAM, (), valid, start=index, module=module)
-        return self._add(task, after)
+        task = Task(name, WAIT, COMPUTE_STREAM, (), valid, start=index, module=module)
+        return self.add(task, after)
 
     def view(
         self, name: str, *, reads: Iterable[Ref], after: Iterable[Ref] = (), module: str = ""
@@ -193,7 +205,7 @@ class ProgramBuilder:
         """A new name for bytes that are there: no time and no memory. Readers of the view read the
         same buffer and come `after` it."""
         refs = self._buffer_refs(name, reads)
-        return self._add(Task(name, Kind.VIEW, COMPUTE_STREAM, refs, module=module), after)
+        return self.add(Task(name, VIEW, COMPUTE_STREAM, refs, module=module), after)
 
     def host(
         self,
@@ -208,14 +220,44 @@ class ProgramBuilder:
         """Work of the host itself; it blocks the host until its predecessors and it are done."""
         task = Task(
             name,
-            Kind.HOST,
+            HOST,
             HOST_STREAM,
             self._buffer_refs(name, reads),
             self._buffer_refs(name, writes),
             ns,
             module=module,
         )
-        return self._add(task, after)
+        return self.add(task, after)
+
+    def add(self, task: Task, after: Iterable[Ref] = ()) -> int:
+        """A task that is made already; it names its buffers by the indices that they were given."""
+        name, kind, index = task.name, task.kind, len(self._tasks)
+        if name in self._task_index:
+            raise ProgramError(f"there are two tasks called {name!r}; names must be unique")
+        if type(task.ns) is not int or not 0 <= task.ns <= _MOST_NS:
+            raise _no_whole_number(f"task {name!r}", "ns", task.ns, _MOST_NS)
+        found: dict[int, Hazard] = {}
+        for ref in after:
+            if type(ref) is not int or not 0 <= ref < index:
+                ref = self._task_ref(f"task {name!r}", ref)
+            found[ref] = made_hazard((ref, index, _RAW, -1))
+        self._read(task, index, found)
+        if task.writes:
+            self._write(task, index, found)
+        if kind is START:
+            self._send(task, index)
+        elif kind is WAIT:
+            self._release(task, index, found)
+        if len(found) > 1:
+            sources = tuple(sorted(found))
+            self._hazards += map(found.__getitem__, sources)
+        else:
+            sources = tuple(found)
+            self._hazards += found.values()
+        self._sources.append(sources)
+        self._tasks.append(task)
+        self._task_index[name] = index
+        return index
 
     def policy(self, src: Ref, dst: Ref) -> None:
         """An order that we choose: `src` before `dst`. Either may be added later."""
@@ -237,6 +279,7 @@ class ProgramBuilder:
         )
         if not self._policies:
             made.__dict__["predecessors"] = tuple(self._sources)  # found on the way
+        made.__dict__["index"] = dict(self._task_index)
         return made
 
     def _with_policies(self) -> list[Hazard]:
@@ -254,32 +297,8 @@ class ProgramBuilder:
             strongest.setdefault((dst, src), Hazard(src, dst, HazardKind.POLICY))
         return [strongest[key] for key in sorted(strongest)]
 
-    def _add(self, task: Task, after: Iterable[Ref]) -> int:
-        if task.name in self._task_index:
-            raise ProgramError(f"there are two tasks called {task.name!r}; names must be unique")
-        if type(task.ns) is not int or not 0 <= task.ns <= _MOST_NS:
-            raise _no_whole_number(f"task {task.name!r}", "ns", task.ns, _MOST_NS)
-        index = len(self._tasks)
-        found: dict[int, Hazard] = {}
-        for ref in after:
-            if type(ref) is not int or not 0 <= ref < index:
-                ref = self._task_ref(f"task {task.name!r}", ref)
-            found[ref] = made_hazard((ref, index, HazardKind.RAW, -1))
-        self._read(task, index, found)
-        self._write(task, index, found)
-        if task.kind is Kind.START:
-            self._send(task, index)
-        elif task.kind is Kind.WAIT:
-            self._release(task, index, found)
-        sources = sorted(found) if len(found) > 1 else found
-        self._hazards += map(found.__getitem__, sources)
-        self._sources.append(tuple(sources))
-        self._tasks.append(task)
-        self._task_index[task.name] = index
-        return index
-
     def _read(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
-        is_view = task.kind is Kind.VIEW
+        is_view = task.kind is VIEW
         for buffer in task.reads:
             access = self._access[buffer]
             writer = access.writer
@@ -294,12 +313,15 @@ class ProgramBuilder:
                 access.readers.append(index)
             if writer >= 0:
                 known = found.get(writer)
-                if known is None or known.kind is not HazardKind.RAW:
-                    found[writer] = made_hazard((writer, index, HazardKind.RAW, buffer))
+                if known is None or known.kind is not _RAW:
+                    found[writer] = made_hazard((writer, index, _RAW, buffer))
 
     def _write(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
         for buffer in task.writes:
             access = self._access[buffer]
+            if access.writer < 0 and not access.readers and not access.sent_by:  # as of most
+                access.writer = index
+                continue
             if access.filled_by >= 0 and access.filled_by != task.start:
                 raise self._race(task, "writes", buffer, access.filled_by, "writes")
             others = access.sent_by and [start for start in access.sent_by if start != task.start]
@@ -315,7 +337,7 @@ class ProgramBuilder:
 
     def _send(self, task: Task, index: int) -> None:
         for buffer in task.reads:
-            self._access[buffer].sent_by.append(index)
+            self._access[buffer].sent_by += (index,)
         for buffer in task.writes:
             self._access[buffer].filled_by = index
 
@@ -330,7 +352,7 @@ class ProgramBuilder:
         self._released.add(task.start)
         for buffer in start.reads:
             access = self._access[buffer]
-            access.sent_by.remove(task.start)
+            access.sent_by = tuple([start for start in access.sent_by if start != task.start])
             if buffer not in task.writes:
                 access.readers.append(index)
 
@@ -404,7 +426,7 @@ class ProgramBuilder:
         index = self._resolve(
             ref, self._task_index, len(self._tasks), f"wait {wait!r} has no start:", "task"
         )
-        if self._tasks[index].kind is not Kind.START:
+        if self._tasks[index].kind is not START:
             raise ProgramError(
                 f"wait {wait!r} has no start: task {self._tasks[index].name!r} is a "
                 f"{self._tasks[index].kind} task, not the start of a collective"

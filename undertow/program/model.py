@@ -8,6 +8,7 @@ machine. Tasks, buffers and streams refer to each other by index.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
@@ -48,6 +49,10 @@ class Kind(StrEnum):
     WAIT = "wait"  # the compute stream blocks until that collective is done
     VIEW = "view"  # no time, no memory
     HOST = "host"  # runs on the host and blocks it (reading a value back, for example)
+
+
+COMPUTE, START, WAIT, VIEW, HOST = Kind
+"""The kinds, for loops over tasks: Python 3.11 takes six times as long for `Kind.VIEW`."""
 
 
 @_with_plain_members
@@ -186,8 +191,12 @@ class Task:
     @property
     def touched(self) -> tuple[int, ...]:
         """What it reads or writes, each once."""
-        both = self.reads + self.writes
-        return tuple(dict.fromkeys(both)) if len(both) > 1 else both
+        reads, writes = self.reads, self.writes
+        if not writes:
+            return reads
+        if len(writes) == 1:  # as of most; each of both is there once
+            return reads if writes[0] in reads else reads + writes
+        return tuple(dict.fromkeys(reads + writes))
 
     @property
     def host_launches(self) -> int:
@@ -293,6 +302,10 @@ class Program:
         return len(self.tasks)
 
     @cached_property
+    def captured_order(self) -> Order:
+        return Order(tuple(range(len(self.tasks))))
+
+    @cached_property
     def index(self) -> dict[str, int]:
         """Task name -> task index."""
         return {task.name: i for i, task in enumerate(self.tasks)}
@@ -305,14 +318,14 @@ class Program:
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """The collectives, by the index of their start, in captured order."""
-        return tuple([i for i, kind in enumerate(self.kinds) if kind is Kind.START])
+        return tuple([i for i, kind in enumerate(self.kinds) if kind is START])
 
     @cached_property
     def waits_of(self) -> dict[int, tuple[int, ...]]:
         """Start -> its waits in captured order; the first of them releases its buffers."""
         waits: dict[int, list[int]] = {start: [] for start in self.starts}
         for i, kind in enumerate(self.kinds):
-            if kind is Kind.WAIT:
+            if kind is WAIT:
                 waits[self.tasks[i].start].append(i)
         return {start: tuple(found) for start, found in waits.items()}
 
@@ -345,11 +358,8 @@ class Program:
 
     @cached_property
     def arrays(self) -> Arrays:
-        counts = np.fromiter(map(len, self.touches), np.int64, len(self.tasks))
-        touched = chain.from_iterable(self.touches)
         return Arrays(
-            counts,
-            np.fromiter(touched, np.int64, int(counts.sum())),
+            *listed(self.touches),
             np.array([buffer.nbytes for buffer in self.buffers], dtype=np.int64),
             np.array(self.there_before, dtype=bool),
             np.array(self.stays, dtype=bool),
@@ -413,7 +423,7 @@ class Program:
         return tuple(map(tuple, after))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Order:
     """A permutation of a Program's tasks; `undertow.program.verify` says whether it is legal."""
 
@@ -421,13 +431,31 @@ class Order:
 
     @staticmethod
     def captured(program: Program) -> Order:
-        return Order(tuple(range(len(program))))
+        return program.captured_order
+
+    @cached_property
+    def array(self) -> IntArray:
+        """The tasks; not to be changed."""
+        tasks = np.array(self.tasks, dtype=np.int64)
+        tasks.flags.writeable = False
+        return tasks
 
     def positions(self) -> IntArray:
-        """Task -> its place in this order."""
+        """Task -> its place in this order; not to be changed."""
+        return self._places
+
+    @cached_property
+    def _places(self) -> IntArray:
         places = np.empty(len(self.tasks), dtype=np.int64)
-        places[np.asarray(self.tasks, dtype=np.int64)] = np.arange(len(self.tasks))
+        places[self.array] = np.arange(len(self.tasks))
+        places.flags.writeable = False
         return places
+
+
+def listed(rows: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
+    """The lengths of rows, and all that is in them, row after row."""
+    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    return counts, np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
 
 
 def hold_until_awaited(touched: list[tuple[int, ...]], start: int, waits: tuple[int, ...]) -> None:

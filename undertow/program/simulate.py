@@ -10,17 +10,19 @@ nanoseconds throughout, so that every rank computes the same.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from undertow.program.memory import profile_memory
-from undertow.program.model import Kind, Order, Program
+from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT, Order, Program
 from undertow.program.timeline import Timeline
 
 # Work left is counted in 2**-20 ns, so that a slowed task loses less than a part in a million to
 # rounding; a task at full speed finishes in exactly its own time.
 _UNIT = 1 << 20
+_NEVER = 1 << 62
 
 
 def simulate(program: Program, order: Order | None = None) -> Timeline:
@@ -75,7 +77,7 @@ class _Times:
         time after it. A start counts as done once it was issued: the host does not wait for the
         wire."""
         for source in program.predecessors[task]:
-            is_start = program.tasks[source].kind is Kind.START
+            is_start = program.tasks[source].kind is START
             host = max(host, self.ready[source] if is_start else self.end[source])
         self.ready[task] = self.begin[task] = host
         self.end[task] = host + program.tasks[task].ns
@@ -96,22 +98,22 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
     host = compute = 0
     for i in order.tasks:
         kind = kinds[i]
-        if kind is Kind.VIEW:
+        if kind is VIEW:
             ready[i] = begin[i] = end[i] = compute
             continue
         task = tasks[i]
         if launch:
             host += launch * task.launches
-        if kind is Kind.HOST:
+        if kind is HOST:
             host = times.run_on_host(program, i, host)
             continue
         if host > compute:
             compute = host
         ready[i] = begin[i] = compute
-        if kind is Kind.COMPUTE:
+        if kind is COMPUTE:
             compute += task.ns
             end[i] = compute
-        elif kind is Kind.START:
+        elif kind is START:
             stream = task.stream
             if free[stream] > compute:
                 begin[i] = free[stream]
@@ -137,121 +139,148 @@ class _Flow:
     """A collective on the wire."""
 
     task: int
-    left: int  # work left, in _UNIT-ths of a nanosecond at full speed
-    rate: int = _UNIT  # work done per nanosecond
+    left: int  # work left at `since`, in _UNIT-ths of a nanosecond at full speed
+    load: int  # of its links, in permille
+    since: int  # when its rate was set
+    rate: int = 0  # work done per nanosecond
+    ends: int = _NEVER  # at that rate
 
 
 class _Fluid:
     """Between two events everything progresses at a constant rate, set by what else is running.
 
     A collective on links whose summed load exceeds their bandwidth gets its share of the tightest
-    one; compute and communication stretch each other by the machine's factors.
+    one; compute and communication stretch each other by the machine's factors. Events are
+    collectives that begin or end: when the next one ends is known until then, so that compute and
+    waits in between take one step each.
     """
 
     def __init__(self, program: Program, times: _Times) -> None:
-        self.program = program
-        self.times = times
-        self.now = 0
-        self.flows: dict[int, _Flow] = {}  # stream -> what runs on it
-        self.queues: dict[int, deque[int]] = {}
-        self.unfinished: set[int] = set()
-        self.compute_left = 0
-        self.compute_rate = _UNIT
+        machine = program.machine
+        self._program, self._times, self._tasks = program, times, program.tasks
+        self._links = [stream.links for stream in program.streams]
+        self._compute_rate = _UNIT * 1000 // machine.compute_slowdown_permille
+        self._slowdown = machine.communication_slowdown_permille
+        self._now = 0
+        self._flows: dict[int, _Flow] = {}  # stream -> what runs on it
+        self._next_end = _NEVER  # of all flows
+        self._queues: list[deque[int]] = [deque() for _ in program.streams]
+        self._unfinished: set[int] = set()
+        self._stretch = 1000  # of collectives, by compute that runs now
+        self._rates: dict[object, list[int]] = {}  # by that and by what runs
 
     def play(self, order: Order) -> int:
+        program, times, launch = self._program, self._times, self._program.machine.launch_ns
+        tasks, kinds = program.tasks, program.kinds
+        ready, begin, end = times.ready, times.begin, times.end
+        is_slowed = self._compute_rate < _UNIT or self._slowdown > 1000
         host = 0
         for i in order.tasks:
-            host = self._place(i, host)
-        for start in _unwaited(self.program, order):
+            kind = kinds[i]
+            if kind is VIEW:
+                ready[i] = begin[i] = end[i] = self._now
+                continue
+            task = tasks[i]
+            host += launch * task.launches
+            if kind is HOST:
+                host = times.run_on_host(program, i, host)
+                continue
+            if host > self._now:
+                self._run_until(host)
+            ready[i] = begin[i] = self._now
+            if kind is START:
+                self._start(i, task.stream)
+                continue
+            if kind is WAIT:
+                self._stand_still(task.start)
+            elif is_slowed:
+                self._compute(task.ns)
+            elif self._next_end > self._now + task.ns:  # as most
+                self._now += task.ns
+            else:
+                self._run_until(self._now + task.ns)
+            end[i] = self._now
+        for start in _unwaited(program, order):
             self._stand_still(start)
-        return max(self.now, host)
-
-    def _place(self, i: int, host: int) -> int:
-        """The compute stream reaches task i; the host's time after its launch."""
-        times, task = self.times, self.program.tasks[i]
-        if task.kind is Kind.VIEW:
-            times.ready[i] = times.begin[i] = times.end[i] = self.now
-            return host
-        host += self.program.machine.launch_ns * task.host_launches
-        if task.kind is Kind.HOST:
-            return times.run_on_host(self.program, i, host)
-        while self.now < host:
-            self._advance(host)
-        times.ready[i] = times.begin[i] = self.now
-        if task.kind is Kind.START:
-            self.unfinished.add(i)
-            self.queues.setdefault(task.stream, deque()).append(i)
-            self._feed(task.stream)
-            return host
-        if task.kind is Kind.COMPUTE:
-            self._compute(task.ns)
-        else:
-            self._stand_still(task.start)
-        times.end[i] = self.now
-        return host
+        return max(self._now, host)
 
     def _compute(self, ns: int) -> None:
-        self.compute_left = ns * _UNIT
+        """Compute that collectives slow, and that slows them."""
+        left = ns * _UNIT
+        self._stretch = self._slowdown if ns else 1000
         self._set_rates()
-        while self.compute_left > 0:
-            self._advance(None)
+        while left > 0:
+            rate = self._compute_rate if self._flows else _UNIT
+            until = min(self._now + -(-left // rate), self._next_end)
+            left -= (until - self._now) * rate
+            self._run_until(until)
+        self._stretch = 1000
         self._set_rates()
 
     def _stand_still(self, start: int) -> None:
-        since = self.now
-        while start in self.unfinished:
-            self._advance(None)
-        self.times.exposed[start] += self.now - since
+        since = self._now
+        while start in self._unfinished:
+            self._run_until(self._next_end)
+        self._times.exposed[start] += self._now - since
+
+    def _start(self, task: int, stream: int) -> None:
+        self._unfinished.add(task)
+        self._queues[stream].append(task)
+        if stream not in self._flows:
+            self._feed(stream)
+            self._set_rates()
+
+    def _run_until(self, when: int) -> None:
+        """The clock goes on to `when`, past all that ends until then."""
+        while self._next_end <= when:
+            self._now = self._next_end
+            done = [stream for stream, flow in self._flows.items() if flow.ends == self._now]
+            for stream in done:
+                self._finish(self._flows.pop(stream).task)
+                self._feed(stream)
+            self._set_rates()
+        self._now = when
 
     def _feed(self, stream: int) -> None:
-        """Begin what is next in a stream's queue if nothing is running there."""
-        queue = self.queues[stream]
-        while queue and stream not in self.flows:
-            task = queue.popleft()
-            self.times.begin[task] = self.now
-            left = self.program.tasks[task].ns * _UNIT
-            if left:
-                self.flows[stream] = _Flow(task, left)
+        """Begin what is next in the queue of a stream on which nothing is running."""
+        queue = self._queues[stream]
+        while queue and stream not in self._flows:
+            index = queue.popleft()
+            task = self._tasks[index]
+            self._times.begin[index] = self._now
+            if task.ns:
+                self._flows[stream] = _Flow(index, task.ns * _UNIT, task.load_permille, self._now)
             else:
-                self._finish(task)
-        self._set_rates()
+                self._finish(index)
 
     def _finish(self, task: int) -> None:
-        self.times.end[task] = self.now
-        self.unfinished.discard(task)
+        self._times.end[task] = self._now
+        self._unfinished.discard(task)
 
     def _set_rates(self) -> None:
-        machine = self.program.machine
-        computing = self.compute_left > 0
-        stretch = machine.compute_slowdown_permille if self.flows else 1000
-        self.compute_rate = _UNIT * 1000 // stretch
-        load: dict[str, int] = {}
-        for stream, flow in self.flows.items():
-            for link in self.program.streams[stream].links:
-                load[link] = load.get(link, 0) + self.program.tasks[flow.task].load_permille
-        stretch = machine.communication_slowdown_permille if computing else 1000
-        for stream, flow in self.flows.items():
-            links = self.program.streams[stream].links
-            tightest = max((load[link] for link in links), default=0)
-            flow.rate = _UNIT * 1_000_000 // (stretch * max(1000, tightest))
+        """What runs now has changed: how fast it is from now on, and when the first of it ends."""
+        now, next_end = self._now, _NEVER
+        loads = tuple([(stream, flow.load) for stream, flow in self._flows.items()])
+        rates = self._rates.get((self._stretch, loads))
+        if rates is None:
+            rates = self._rates[self._stretch, loads] = self._found_rates(loads)
+        for flow, rate in zip(self._flows.values(), rates, strict=True):
+            if rate != flow.rate:
+                flow.left -= flow.rate * (now - flow.since)
+                flow.since, flow.rate = now, rate
+                flow.ends = now + -(-flow.left // rate)
+            if flow.ends < next_end:
+                next_end = flow.ends
+        self._next_end = next_end
 
-    def _advance(self, limit: int | None) -> None:
-        """Go on to the next event: something finishes, or the clock reaches `limit`."""
-        steps = [-(-flow.left // flow.rate) for flow in self.flows.values()]
-        if self.compute_left > 0:
-            steps.append(-(-self.compute_left // self.compute_rate))
-        if limit is not None:
-            steps.append(limit - self.now)
-        step = min(steps)
-        self.now += step
-        if self.compute_left > 0:
-            self.compute_left = max(self.compute_left - step * self.compute_rate, 0)
-        done = []
-        for stream, flow in self.flows.items():
-            flow.left -= step * flow.rate
-            if flow.left <= 0:
-                done.append(stream)
-        for stream in done:
-            self._finish(self.flows.pop(stream).task)
-        for stream in done:
-            self._feed(stream)
+    def _found_rates(self, loads: Sequence[tuple[int, int]]) -> list[int]:
+        """Of collectives on these streams with these loads: each has its share of the tightest of
+        its links."""
+        on_link: dict[str, int] = {}
+        for stream, load in loads:
+            for link in self._links[stream]:
+                on_link[link] = on_link.get(link, 0) + load
+        tightest = [
+            max([on_link[x] for x in self._links[stream]], default=0) for stream, _ in loads
+        ]
+        return [_UNIT * 1_000_000 // (self._stretch * max(1000, load)) for load in tightest]

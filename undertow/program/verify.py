@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 
 from undertow.errors import OrderError
 from undertow.program.memory import liveness
-from undertow.program.model import IntArray, Kind, Order, Program
+from undertow.program.model import COMPUTE, START, VIEW, WAIT, IntArray, Order, Program, listed
 from undertow.units import format_nbytes
 
 _SHOWN = 5
@@ -76,11 +76,13 @@ def find_violations(
         return found  # nothing else means anything
 
     def findings() -> Iterator[Violation]:
+        accesses = _Accesses(program)
         yield from _check_hazards(program, order)
-        yield from _check_values(program, order)
+        yield from _check_values(program, order, accesses)
         yield from _check_in_flight(program, order)
         yield from _check_sequences(program, order, sequences or {})
-        yield from _check_lifetimes(program, order, peak_nbytes)
+        if peak_nbytes is not None or not _are_alive(program, order, accesses):
+            yield from _check_lifetimes(program, order, peak_nbytes)
 
     return list(islice(findings(), limit))
 
@@ -90,7 +92,7 @@ def stream_sequences(program: Program, order: Order) -> dict[str, tuple[str, ...
     sequences: dict[str, list[str]] = {stream.name: [] for stream in program.streams[2:]}
     for i in order.tasks:
         task = program.tasks[i]
-        if task.kind is Kind.START:
+        if task.kind is START:
             sequences[program.streams[task.stream].name].append(task.name)
     return {name: tuple(starts) for name, starts in sequences.items()}
 
@@ -135,13 +137,14 @@ class _Accesses:
     """
 
     def __init__(self, program: Program) -> None:
-        data = [i for i, kind in enumerate(program.kinds) if kind is not Kind.VIEW]
-        read = _listed(data, [program.tasks[i].reads for i in data])
-        written = _listed(data, [program.tasks[i].writes for i in data])
+        read = _listed([task.reads for task in program.tasks])
+        written = _listed([task.writes for task in program.tasks])
         self.task, self.buffer = np.concatenate([read, written], axis=1)
         self._is_write = np.arange(len(self.task)) >= read.shape[1]
-        is_wait = np.array([kind is Kind.WAIT for kind in program.kinds], dtype=bool)
+        is_wait = np.array([kind is WAIT for kind in program.kinds], dtype=bool)
         self._is_write &= ~is_wait[self.task]
+        is_view = np.array([kind is VIEW for kind in program.kinds], dtype=bool)
+        self.sees_data = ~is_view[self.task]
         self._count = len(program)
 
     def seen_writes(self, order: Order) -> IntArray:
@@ -150,22 +153,20 @@ class _Accesses:
         when = self.buffer * self._count + order.positions()[self.task]
         writes = np.append(-1, np.sort(when[self._is_write]))
         last = writes[np.searchsorted(writes, when) - 1]
-        writer = np.asarray(order.tasks, dtype=np.int64)[last % self._count]
+        writer = order.array[last % self._count]
         return np.where(last // self._count == self.buffer, writer, -1)
 
 
-def _listed(tasks: list[int], buffers: list[tuple[int, ...]]) -> IntArray:
+def _listed(buffers: list[tuple[int, ...]]) -> IntArray:
     """Two rows: the tasks, each as often as it has buffers, and those."""
-    counts = np.fromiter(map(len, buffers), np.int64, len(buffers))
-    owners = np.repeat(np.array(tasks, dtype=np.int64), counts)
-    return np.stack([owners, np.fromiter(chain.from_iterable(buffers), np.int64, len(owners))])
+    counts, flat = listed(buffers)
+    return np.stack([np.repeat(np.arange(len(buffers)), counts), flat])
 
 
-def _check_values(program: Program, order: Order) -> Iterator[Violation]:
-    accesses = _Accesses(program)
+def _check_values(program: Program, order: Order, accesses: _Accesses) -> Iterator[Violation]:
     captured = accesses.seen_writes(Order.captured(program))
     ordered = accesses.seen_writes(order)
-    differs = np.flatnonzero(captured != ordered)
+    differs = np.flatnonzero((captured != ordered) & accesses.sees_data)
     for at in differs[np.argsort(accesses.task[differs], kind="stable")].tolist():
         task, buffer = int(accesses.task[at]), int(accesses.buffer[at])
         now, before = (_written_by(program, int(seen[at])) for seen in (ordered, captured))
@@ -189,16 +190,17 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
     started: set[int] = set()
     landed: set[int] = set()
     read, written = sending.keys(), filling.keys()  # by some collective, as of now
+    tasks, kinds = program.tasks, program.kinds
     for i in order.tasks:
-        kind = program.kinds[i]
-        if kind is Kind.VIEW:
+        kind = kinds[i]
+        if kind is VIEW:
             continue
-        task = program.tasks[i]
-        if kind is Kind.COMPUTE:
-            is_free = read.isdisjoint(task.writes)
-            if is_free and written.isdisjoint(task.reads + task.writes):
+        task = tasks[i]
+        if kind is COMPUTE:
+            is_free = written.isdisjoint(task.reads) and written.isdisjoint(task.writes)
+            if is_free and read.isdisjoint(task.writes):
                 continue  # as most
-        if kind is Kind.WAIT:
+        if kind is WAIT:
             if task.start not in started:
                 start = program.tasks[task.start].name
                 message = f"wait {task.name!r} is placed before its start {start!r}"
@@ -221,7 +223,7 @@ def _check_in_flight(program: Program, order: Order) -> Iterator[Violation]:
                 yield _in_flight(program, i, "writes", buffer, filling[buffer])
             elif buffer in sending:
                 yield _in_flight(program, i, "writes", buffer, min(sending[buffer]))
-        if kind is Kind.START:
+        if kind is START:
             started.add(i)
             for buffer in task.reads:
                 sending.setdefault(buffer, set()).add(i)
@@ -259,6 +261,15 @@ def _check_sequences(
             f"group {group!r} must issue {names[0]} as its collective number {at}, "
             f"but the order issues {names[1]}",
         )
+
+
+def _are_alive(program: Program, order: Order, accesses: _Accesses) -> bool:
+    """Whether every buffer is alive wherever a task touches it, and until collectives let go."""
+    live, at = liveness(program, order), order.positions()[accesses.task]
+    is_alive = (live.first[accesses.buffer] <= at) & (at <= live.last[accesses.buffer])
+    held = _held_by_collectives(program, order)
+    buffers, until = np.array(list(held), dtype=np.int64), np.array(list(held.values()))
+    return bool(is_alive.all() and (live.last[buffers] >= until).all())
 
 
 def _check_lifetimes(
@@ -308,7 +319,7 @@ def _held_by_collectives(program: Program, order: Order) -> dict[int, int]:
     order."""
     landed: dict[int, int] = {}
     for position, i in enumerate(order.tasks):
-        if program.kinds[i] is Kind.WAIT:
+        if program.kinds[i] is WAIT:
             landed.setdefault(program.tasks[i].start, position)
     held: dict[int, int] = {}
     for start in program.starts:

@@ -20,13 +20,13 @@ from undertow.program import (
     CollectiveKind,
     Hazard,
     HazardKind,
-    Kind,
     Lifetime,
     OpClass,
     Program,
     Task,
     Work,
 )
+from undertow.program.model import COMPUTE, VIEW, WAIT
 
 Reprice = Callable[[Task, tuple[int, ...]], Task]
 """Fills in what a task takes, from its description and, for a start, the ranks of its group."""
@@ -158,7 +158,7 @@ class _Rewriting:
                 ),
                 ranks,
             ),
-            Task(self._name(task.name, "wait"), Kind.WAIT, writes=(landed,), module=task.module),
+            Task(self._name(task.name, "wait"), WAIT, writes=(landed,), module=task.module),
             landed,
             sum(cast.ns for cast in bucket.casts),
         )
@@ -201,7 +201,7 @@ class _Rewriting:
         if not copied:
             held = (self._shares.get(buffer, buffer) for buffer in task.writes)
             reads = tuple(dict.fromkeys(held)) or (landed,)
-            return Task(task.name, Kind.VIEW, reads=reads, module=task.module)
+            return Task(task.name, VIEW, reads=reads, module=task.module)
         moved = sum(nbytes.get(buffer, self._buffers[buffer].nbytes) for buffer in copied)
         assert isinstance(whole.work, Collective)
         work = Work("aten.clone", OpClass.COPY, 0, moved, moved, whole.work.dtype)
@@ -220,7 +220,7 @@ class _Rewriting:
     def _copy(
         self, name: str, reads: tuple[int, ...], writes: tuple[int, ...], work: Work, module: str
     ) -> Task:
-        task = Task(name, Kind.COMPUTE, COMPUTE_STREAM, reads, writes, work=work, module=module)
+        task = Task(name, COMPUTE, COMPUTE_STREAM, reads, writes, work=work, module=module)
         return self._reprice(task, ())
 
     def _landed_nbytes(self, task: Task, ranks: int) -> int:
@@ -270,7 +270,7 @@ class _Rewriting:
         copies = []
         for start, parts in self._parts.items():
             waits = self._program.waits_of[start]
-            unpacks = [place[w, ""] for w in waits if self._unpacks[w].kind is Kind.COMPUTE]
+            unpacks = [place[w, ""] for w in waits if self._unpacks[w].kind is COMPUTE]
             where = place[start, "pack"], place[start, "start"], place[start, "wait"]
             copies.append(Copies(*where, tuple(unpacks), parts.saved_ns))
         olds = [
@@ -308,7 +308,7 @@ class _Rewriting:
                     if before in held:
                         release(before)
                 order += [(task, "pack"), (task, "start")]
-            elif task in self._bucket_of or (each.kind is Kind.VIEW and waits_for_held):
+            elif task in self._bucket_of or (each.kind is VIEW and waits_for_held):
                 held.add(task)
             else:
                 release(task)
@@ -378,7 +378,7 @@ def _writers(program: Program) -> dict[int, int]:
     """Per buffer, the start that alone writes it; -2 for one that others write too."""
     found: dict[int, int] = {}
     for index, task in enumerate(program.tasks):
-        writer = task.start if task.kind is Kind.WAIT else index
+        writer = task.start if task.kind is WAIT else index
         for buffer in task.writes:
             if found.setdefault(buffer, writer) != writer:
                 found[buffer] = -2

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
-from undertow.program import Collective, CollectiveKind, Join, Kind, Program, Task
-from undertow.program.model import hold_until_awaited
+from undertow.program import Collective, CollectiveKind, Join, Program, Task
+from undertow.program.model import START, hold_until_awaited, listed
 from undertow.schedule.bucket_copies import (
     CopiedStart,
     Copies,
@@ -224,7 +224,7 @@ def propose_of_size(program: Program, most_nbytes: int) -> list[Bucket]:
 
 def alone(program: Program) -> Merged:
     """Nothing is merged."""
-    return Merged(program, (), tuple((i,) for i in range(len(program))))
+    return Merged(program, (), tuple(zip(range(len(program)), strict=True)))
 
 
 def merge(program: Program, buckets: Sequence[Bucket], reprice: Reprice | None) -> Merged:
@@ -312,7 +312,7 @@ def _rebuild(
     for start, waits in program.waits_of.items():
         for wait in waits:
             tasks[place[wait]] = tasks[place[wait]].awaiting(now_at[start])
-    origins: list[tuple[int, ...]] = [(old,) for old in order]
+    origins: list[tuple[int, ...]] = list(zip(order, strict=True))
     for first, group in members.items():
         tasks[place[first]] = _merged_start(program, group)
         origins[place[first]] = tuple(group)
@@ -358,6 +358,8 @@ def _carry_over(
     whole.__dict__["there_before"] = program.there_before
     if whole.held_to_end == program.held_to_end:
         whole.__dict__["stays"] = program.stays
+        counts, flat = listed(touched)
+        whole.__dict__["arrays"] = replace(program.arrays, touch_counts=counts, touched=flat)
 
 
 def _with_copies(
@@ -367,16 +369,16 @@ def _with_copies(
     origins = [whole.origins[old] if old >= 0 else () for old in olds]
     for each in copies:  # the start stands for its members, and the copy before it for their casts
         every = origins[each.start]
-        origins[each.start] = tuple(t for t in every if program.tasks[t].kind is Kind.START)
-        origins[each.pack] = tuple(t for t in every if program.tasks[t].kind is not Kind.START)
+        origins[each.start] = tuple(t for t in every if program.tasks[t].kind is START)
+        origins[each.pack] = tuple(t for t in every if program.tasks[t].kind is not START)
     return Merged(made, whole.buckets, tuple(origins), tuple(copies))
 
 
 def _copied(program: Program, start: int, merged: list[int]) -> CopiedStart:
     every = [program.tasks[task] for task in merged]
-    members = tuple(task for task in every if task.kind is Kind.START)
+    members = tuple(task for task in every if task.kind is START)
     dtypes = {task.work.dtype for task in members if isinstance(task.work, Collective)}
-    casts = tuple(task for task in every if task.kind is not Kind.START)
+    casts = tuple(task for task in every if task.kind is not START)
     return CopiedStart(start, members, casts, len(dtypes) > 1)
 
 
@@ -386,7 +388,7 @@ def _merged_start(program: Program, merged: list[int]) -> Task:
     casts: list[Task] = []
     for index in merged:
         task = program.tasks[index]
-        (every if task.kind is Kind.START else casts).append(task)
+        (every if task.kind is START else casts).append(task)
     first = every[0]
     work = first.work
     assert isinstance(work, Collective)

@@ -150,6 +150,8 @@ class Bases:
 
     def candidate(self, policy: Policy, bounds: Bounds) -> Candidate:
         """The schedule that `policy` constructs."""
+        if policy.delays and self._delayed_facts() is self._captured:
+            policy = replace(policy, delays=False)  # there is nothing to delay
         for known_bounds, built, known in self._built:
             if known_bounds is bounds and built.is_same_for(policy):
                 return known

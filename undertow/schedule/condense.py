@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from undertow.program import (
     Buffer,
-    Kind,
     Lifetime,
     Order,
     Program,
@@ -22,7 +22,7 @@ from undertow.program import (
     liveness,
     profile_memory,
 )
-from undertow.program.model import IntArray, Work
+from undertow.program.model import COMPUTE, START, VIEW, WAIT, IntArray, Work
 from undertow.schedule.bucket_copies import CASTS
 from undertow.schedule.buckets import Merged, Reprice, merge
 from undertow.schedule.contract import contracted
@@ -50,13 +50,19 @@ class Condensed:
     ) -> tuple[Merged, Order]:
         """The same buckets and order for the whole."""
         made = merge(self.whole, merged.buckets, reprice)
-        index, names = made.program.index, self.whole.tasks
-        here, found = self.program.index, []
+        if not merged.buckets:
+            return made, Order(tuple(chain.from_iterable(map(self.runs.__getitem__, order.tasks))))
+        index, tasks, origins = made.program.index, merged.program.tasks, merged.origins
+        now_at = [-1] * len(self.whole)
+        for task, old in enumerate(made.origins):
+            for each in old:
+                now_at[each] = task
+        found: list[int] = []
         for task in order.tasks:
-            name = merged.program.tasks[task].name
-            found.append(index[name])
-            if name in here:
-                found += [index[names[other].name] for other in self.runs[here[name]][1:]]
+            if len(old := origins[task]) == 1:
+                found += [now_at[each] for each in self.runs[old[0]]]
+            else:  # a bucket, or what copies it: those are no runs
+                found.append(index[tasks[task].name])
         return made, Order(tuple(found))
 
 
@@ -83,7 +89,7 @@ class _Runs:
         memory = profile_memory(program)
         self._room: list[int] = (memory.peak_nbytes - memory.during).tolist()  # per task
         self._little = memory.peak_nbytes // _LITTLE_SHARE
-        compute_ns = sum([task.ns for task in program.tasks if task.kind is Kind.COMPUTE])
+        compute_ns = sum([task.ns for task in program.tasks if task.kind is COMPUTE])
         self._to_fold = _casts_to_fold(program)
         self._short_ns, self._run_ns = compute_ns // _SHORT_SHARE, compute_ns // _RUN_SHARE
 
@@ -97,19 +103,19 @@ class _Runs:
             for source in sources[index]:
                 if run_of[source] > into:
                     into = run_of[source]
-            if kind is Kind.VIEW:
+            if kind is VIEW:
                 into = into if self._is_free(index, into) else -1
-            elif kind is not Kind.COMPUTE or into < len(runs) - 1 or not self._goes_on(index):
+            elif kind is not COMPUTE or into < len(runs) - 1 or not self._goes_on(index):
                 into = -1
             if into < 0 or not may_be_joined[into]:
                 into = len(runs)
                 runs.append([])
                 # Buckets look at what surrounds a start: that stays as it is.
-                may_be_joined.append(kind is not Kind.START and index not in to_fold)
+                may_be_joined.append(kind is not START and index not in to_fold)
                 self._freed = self._taken_ns = 0
             runs[into].append(index)
             run_of.append(into)
-            if kind is Kind.COMPUTE and into == len(runs) - 1:
+            if kind is COMPUTE and into == len(runs) - 1:
                 self._taken_ns += tasks[index].ns
                 self._freed += self._frees(index, runs[into][0])
         return run_of, runs
@@ -117,7 +123,7 @@ class _Runs:
     def _is_free(self, view: int, into: int) -> bool:
         """Whether a view may join a run; a wait's touches no more than the wait does."""
         program = self._program
-        if into < 0 or program.tasks[wait := self._runs[into][0]].kind is not Kind.WAIT:
+        if into < 0 or program.tasks[wait := self._runs[into][0]].kind is not WAIT:
             return True
         return set(program.touches[view]) <= set(program.touches[wait])
 
@@ -131,7 +137,7 @@ class _Runs:
         is_short = task.ns <= self._short_ns and not task.launches
         if not is_short and self._taken_ns + task.ns > self._run_ns:
             return False
-        is_compute = kinds[self._runs[-1][0]] is Kind.COMPUTE
+        is_compute = kinds[self._runs[-1][0]] is COMPUTE
         return is_compute and self._freed <= min(self._room[index], self._little)
 
     def _frees(self, index: int, head: int) -> int:
@@ -148,7 +154,7 @@ def _casts_to_fold(program: Program) -> set[int]:
     kinds, found = program.kinds, set()
     for start in program.starts:
         for before in program.predecessors[start]:
-            is_view = kinds[before] is Kind.VIEW
+            is_view = kinds[before] is VIEW
             near = program.predecessors[before] if is_view else (before,)
             found.update([task for task in near if _is_cast(program.tasks[task])])
     return found
@@ -188,11 +194,11 @@ class _Tasks:
         head = tasks[run[0]]
         if head.start >= 0:
             head = head.awaiting(self._run_of[head.start])
-        if len(run) == 1 or head.kind is Kind.WAIT:
+        if len(run) == 1 or head.kind is WAIT:
             return head
         members = [tasks[task] for task in run]
         kinds = self._program.kinds
-        if all(kinds[task] is Kind.VIEW for task in run[1:]):
+        if all(kinds[task] is VIEW for task in run[1:]):
             reads = dict.fromkeys([b for task in members for b in task.reads])
             mine = set(head.writes)
             seen = tuple([b for b in reads if b not in mine or b in head.reads])

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import compress
 
-from undertow.program import Kind, Order
+from undertow.program import Order
+from undertow.program.model import COMPUTE, START, VIEW, WAIT
 from undertow.schedule.facts import Facts
 
 _NEVER = 1 << 62
@@ -97,7 +98,7 @@ class _Construction:
             self.takers[stream], self.givers[stream] = [], []
         self.oldest = 0  # first position that is not placed and not moved by a start
         self.is_passed = [
-            kind is Kind.WAIT or unit >= 0 or last
+            kind is WAIT or unit >= 0 or last
             for kind, unit, last in zip(facts.kinds, facts.unit_of, facts.is_last, strict=True)
         ]  # placed, or nothing is late if it is: it comes with a start, or nothing follows it
         self.is_passed.append(False)  # where looking for the oldest ends
@@ -116,7 +117,7 @@ class _Construction:
         """Place the first tasks of the base order as they are."""
         self.kept = count
         for index in range(count):
-            if self.kinds[index] is Kind.WAIT:
+            if self.kinds[index] is WAIT:
                 self.now = max(self.now, self.lands[self.facts.awaited[index]])
             self._place(index)
         if not count:
@@ -134,6 +135,7 @@ class _Construction:
     def run(self) -> list[int]:
         """Positions in the order that was built."""
         order, blocked, ready, ns, count = self.order, self.blocked, self.ready, self.ns, self.count
+        most_nbytes, limit = self.facts.most_nbytes, self.limit
         while True:
             while blocked and blocked[0][0] <= self.now:  # these waits cost nothing
                 self._place(heappop(blocked)[1])
@@ -148,7 +150,8 @@ class _Construction:
                     self._stand_still()
                 continue
             task = ready[0]  # what was started may have made an earlier one ready
-            if self._over_limit(task):
+            is_near = limit is not None and self.live + most_nbytes[task] > limit
+            if is_near and self._over_limit(task):
                 self._stand_still()
                 continue
             heappop(ready)
@@ -198,9 +201,9 @@ class _Construction:
 
     def _over_limit(self, task: int) -> bool:
         """Whether this task does not fit while something in flight would make room."""
-        if self.limit is None or self.live + self.facts.most_nbytes[task] <= self.limit:
+        if self.limit is None or self.kinds[task] is VIEW:
             return False
-        if self.kinds[task] is Kind.VIEW or self.live + self._needs(task) <= self.limit:
+        if self.live + self._needs(task) <= self.limit:
             return False
         frees, awaited = self.facts.frees, self.facts.awaited
         return any(frees[awaited[wait]] > 0 for _, wait in self.blocked)
@@ -209,10 +212,12 @@ class _Construction:
 
     def _start_what_fits(self, next_ns: int) -> None:
         """Start collectives that could begin before the next compute task ends."""
-        until = self.now + next_ns
+        until, free = self.now + next_ns, self.free
         for stream in self.streams:
+            if free[stream] > until:
+                continue
             takers, givers = self.takers[stream], self.givers[stream]
-            while (takers or givers) and self.free[stream] <= until:
+            while (takers or givers) and free[stream] <= until:
                 start = self._choose(takers, givers, next_ns)
                 if start is None:
                     break
@@ -293,13 +298,13 @@ class _Construction:
             if not left and not self.stays[buffer]:
                 live -= nbytes[buffer]
         self.live = live
-        if kind is Kind.COMPUTE:
+        if kind is COMPUTE:
             ns = self.ns[index]
             self.now += ns
             self.progress += ns
-        elif kind is Kind.START:
+        elif kind is START:
             self._begin(index)
-        elif kind is Kind.WAIT:
+        elif kind is WAIT:
             self._end(self.facts.awaited[index])
         for after in self.successors[index]:
             left = missing[after] = missing[after] - 1
@@ -307,7 +312,7 @@ class _Construction:
             if start < 0:
                 if left:
                     continue
-                if kinds[after] is Kind.WAIT:
+                if kinds[after] is WAIT:
                     heappush(self.blocked, (self.lands[self.facts.awaited[after]], after))
                 else:
                     heappush(self.ready, after)

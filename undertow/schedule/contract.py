@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import chain
 
 import numpy as np
 
@@ -21,7 +22,8 @@ def contracted_order(
     does), or later if what its members need comes later; and the members of groups that close a
     cycle. Of the tasks that are ready the first in captured order comes first."""
     successors, predecessors = program.successors, program.predecessors
-    missing = [len(sources) for sources in predecessors]
+    successors_of, after_all = successors.__getitem__, chain.from_iterable
+    missing = list(map(len, predecessors))
     for first, group in members.items():
         edges = [source for member in group for source in predecessors[member]]
         missing[first] = sum([leader[source] != first for source in edges])
@@ -33,13 +35,14 @@ def contracted_order(
         task = place
         while True:
             order.append(task)
-            for member in members.get(task) or (task,):
-                for after in successors[member]:
-                    target = leader[after]
-                    if target != task:
-                        left = missing[target] = missing[target] - 1
-                        if not left and target < place:
-                            heappush(late, target)
+            led = members.get(task)
+            follow = successors[task] if led is None else after_all(map(successors_of, led))
+            for after in follow:
+                target = leader[after]
+                if target != task:
+                    left = missing[target] = missing[target] - 1
+                    if not left and target < place:
+                        heappush(late, target)
             if not late:
                 break
             task = heappop(late)

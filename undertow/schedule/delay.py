@@ -9,7 +9,8 @@ them as it takes to cover it.
 
 from __future__ import annotations
 
-from undertow.program import Kind, Order, Program
+from undertow.program import Order, Program
+from undertow.program.model import COMPUTE, VIEW, WAIT
 from undertow.schedule.facts import Facts
 
 
@@ -54,10 +55,10 @@ def _chain_up_to(program: Program, last: int) -> list[int]:
     while sources := program.predecessors[task]:
         task = sources[-1]
         kind = program.tasks[task].kind
-        if kind is Kind.WAIT:
+        if kind is WAIT:
             task = program.tasks[task].start
             chain.append(task)
-        elif kind is not Kind.VIEW:
+        elif kind is not VIEW:
             break
     return chain[::-1]
 
@@ -84,6 +85,6 @@ def _independent_before(program: Program, start: int, begin: int, ns: int) -> li
             needed.update(program.predecessors[task])
         else:
             found.append(task)
-            if program.tasks[task].kind is Kind.COMPUTE:
+            if program.tasks[task].kind is COMPUTE:
                 cover += program.tasks[task].ns
     return found[::-1]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from undertow.program import HazardKind, Kind, Order, Program, Timeline
+from undertow.program import HazardKind, Order, Program, Timeline
+from undertow.program.model import COMPUTE, HOST, START, VIEW
 from undertow.schedule.limits import Limits
 from undertow.schedule.moves import LimitedBy, Move
 from undertow.schedule.sweep import FOREVER, Sweep, Unit
@@ -35,7 +36,7 @@ class Edges:
 
 def raise_all(program: Program, order: Order, limits: Limits, edges: Edges) -> Order:
     """Every start as early as hazards and limits allow."""
-    return Sweep(program, order, limits, backward=True).run(_Raise(program, edges))[0]
+    return Sweep(program, order, limits, backward=True).run(_Raise(program, edges))
 
 
 def raise_as_needed(
@@ -45,8 +46,9 @@ def raise_as_needed(
     many steps of the budget were used."""
     program, order = timeline.program, timeline.order
     director = _RaiseAsNeeded(timeline, edges, steps, only)
-    order, moves = Sweep(program, order, limits, backward=True).run(director)
-    return order, director.stayed + moves, director.used
+    sweep = Sweep(program, order, limits, backward=True)
+    order = sweep.run(director)
+    return order, director.stayed + sweep.moves(order), director.used
 
 
 class _Raise:
@@ -58,11 +60,11 @@ class _Raise:
         self._edges = edges
 
     def holds_back(self, task: int) -> int | None:
-        return FOREVER if self._program.kinds[task] is Kind.START else None
+        return FOREVER if self._program.kinds[task] is START else None
 
     def joins(self, task: int, unit: Unit) -> bool:
-        kind = self._program.tasks[task].kind
-        if kind not in (Kind.VIEW, Kind.COMPUTE) or len(unit.members) == _MOST_MEMBERS:
+        kind = self._program.kinds[task]
+        if kind not in (VIEW, COMPUTE) or len(unit.members) == _MOST_MEMBERS:
             return False
         ns = sum(self._program.tasks[member].ns for member in unit.members[1:])
         allowed = self._program.tasks[unit.head].ns
@@ -92,7 +94,7 @@ class _RaiseAsNeeded(_Raise):
         self._next_begin: dict[int, int] = {}  # stream -> when its next collective must begin
 
     def holds_back(self, task: int) -> int | None:
-        if self._program.kinds[task] is not Kind.START:
+        if self._program.kinds[task] is not START:
             return None
         latest = self._latest_begin(task)
         # If only its stream is late, its own place is early enough: those before it must rise.
@@ -136,7 +138,7 @@ def reached_ns(timeline: Timeline) -> list[int]:
     program, ready = timeline.program, timeline.ready.tolist()
     now, reached = 0, [0] * len(program)
     for task in timeline.order.tasks:
-        if ready[task] > now and program.kinds[task] is not Kind.HOST:  # that has its own clock
+        if ready[task] > now and program.kinds[task] is not HOST:  # that has its own clock
             now = ready[task]
         reached[task] = now
     return reached

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from undertow.program import Program, Timeline, simulate
+from undertow.program import Program, Timeline, profile_memory
 from undertow.schedule.buckets import Bucket, Reprice
 from undertow.schedule.candidates import Bases, Bounds, Candidate, Recipe, Workshop
 from undertow.schedule.construct import Policy
@@ -158,8 +158,8 @@ def bounds_of_fold(
     what that saves may be used too."""
     peak = bounds.peak_nbytes
     if peak is not None:
-        fold_peak = simulate(folded.program).peak_nbytes
-        own_peak = simulate(chosen.divided.program).peak_nbytes if chosen else fold_peak
+        fold_peak = profile_memory(folded.program).peak_nbytes
+        own_peak = profile_memory(chosen.divided.program).peak_nbytes if chosen else fold_peak
         room = peak - captured.peak_nbytes + fold_peak - own_peak
         enough = min(room, folded.landing_nbytes * _LAYERS_AHEAD)
         room = room if room <= 0 else max(int(room * folded.share), enough)

@@ -14,11 +14,14 @@ from operator import itemgetter, mul
 import numpy as np
 
 from undertow.program import Kind, Lifetime, Order, Program, profile_memory
+from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT
 from undertow.schedule.range_max import RangeAddMax
+from undertow.schedule.running import touched_nbytes
 
 _CHEAP_SHARE = 4  # a task that only serves a collective moves with it if it takes a quarter or less
 
-_MOVABLE = (Kind.COMPUTE, Kind.VIEW)
+_MOVABLE = (COMPUTE, VIEW)
+_OURS = (Lifetime.INTERMEDIATE, Lifetime.DONATED)
 
 Edges = list[tuple[int, ...]] | tuple[tuple[int, ...], ...]
 
@@ -43,10 +46,7 @@ class Facts:
         self.nbytes: list[int] = arrays.nbytes.tolist()
         uses = np.bincount(arrays.touched, minlength=len(self.nbytes))
         self.uses: list[int] = uses.tolist()  # per buffer: how many tasks touch it
-        before = np.cumsum(np.append(0, arrays.nbytes[arrays.touched]))
-        ends = np.cumsum(np.append(0, arrays.touch_counts))
-        # Per task: the bytes that it touches, and so the most that it can allocate.
-        self.most_nbytes: list[int] = np.diff(before[ends]).tolist()
+        self.most_nbytes = touched_nbytes(program)
         self.is_last = last_in_line(program) if is_last is None else is_last
         self._find()
 
@@ -150,7 +150,7 @@ class Facts:
 
     def _compute_before(self) -> list[int]:
         """Per position, the compute time before it; one more entry for the end."""
-        is_compute = [kind is Kind.COMPUTE for kind in self.kinds]
+        is_compute = [kind is COMPUTE for kind in self.kinds]
         return list(accumulate(map(mul, self.ns, is_compute), initial=0))
 
     def _first_uses(self) -> dict[int, int]:
@@ -161,7 +161,7 @@ class Facts:
         need = list(range(count))
         for i in range(count - 1, -1, -1):
             kind = kinds[i]
-            if (kind is Kind.COMPUTE or kind is Kind.HOST) and not is_last[i]:
+            if (kind is COMPUTE or kind is HOST) and not is_last[i]:
                 continue
             nearest = count
             for after in successors[i]:
@@ -183,7 +183,7 @@ class Facts:
             freed = 0
             for buffer in task.reads if waits else ():
                 if last_use[buffer] == start and buffer not in task.writes:
-                    is_ours = buffers[buffer].lifetime in (Lifetime.INTERMEDIATE, Lifetime.DONATED)
+                    is_ours = buffers[buffer].lifetime in _OURS
                     freed += nbytes[buffer] if is_ours else 0
             found[start] = freed
         return found
@@ -201,7 +201,7 @@ class Facts:
     def _last_uses(self) -> list[int]:
         """Per buffer, the position of the last task but a wait that touches it; -1 for none."""
         arrays = self.program.arrays
-        place = self.base_order.positions()
+        place = self.base_order.positions().copy()
         place[[wait for waits in self.program.waits_of.values() for wait in waits]] = -1
         last = np.full(len(self.nbytes), -1, dtype=np.int64)
         np.maximum.at(last, arrays.touched, np.repeat(place, arrays.touch_counts))
@@ -215,13 +215,13 @@ def last_in_line(program: Program) -> list[bool]:
     kinds, successors = program.kinds, program.successors
     waited_for = [False] * len(kinds)  # some collective comes before it
     for i, kind in enumerate(kinds):
-        if waited_for[i] or kind is Kind.WAIT:
+        if waited_for[i] or kind is WAIT:
             waited_for[i] = True
             for after in successors[i]:
                 waited_for[after] = True
     is_last = [False] * len(kinds)
     for i in range(len(kinds) - 1, -1, -1):
-        if waited_for[i] and kinds[i] is not Kind.START:
+        if waited_for[i] and kinds[i] is not START:
             for after in successors[i]:
                 if not is_last[after]:
                     break
@@ -234,7 +234,7 @@ def _rows_in_order(rows: Edges, order: Order) -> Edges:
     """What follows each task, by positions in `order`, where it was by tasks."""
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
     begins = np.cumsum(counts) - counts
-    tasks = np.asarray(order.tasks, dtype=np.int64)
+    tasks = order.array
     new_counts = counts[tasks]
     ends = np.cumsum(new_counts)
     flat = np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))

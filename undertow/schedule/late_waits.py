@@ -17,7 +17,7 @@ from undertow.schedule.sweep import FOREVER, Sweep, Unit
 
 def sink_all(program: Program, order: Order, limits: Limits) -> Order:
     """Every wait as late as its first real user and the limits allow."""
-    return Sweep(program, order, limits, backward=False).run(_Sink(program))[0]
+    return Sweep(program, order, limits, backward=False).run(_Sink(program))
 
 
 def sink_as_needed(
@@ -30,8 +30,9 @@ def sink_as_needed(
     """Waits for collectives of `only` (default: all) as late as they must be to expose nothing;
     the moves, and how many steps of the budget were used."""
     director = _SinkAsNeeded(program, steps, only)
-    order, moves = Sweep(program, order, limits, backward=False).run(director)
-    return order, director.stayed + moves, director.used
+    sweep = Sweep(program, order, limits, backward=False)
+    order = sweep.run(director)
+    return order, director.stayed + sweep.moves(order), director.used
 
 
 class _Sink:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from undertow.program import Collective, Kind, Program, Task, lower_bounds, retimed
+from undertow.program import Collective, Program, Task, lower_bounds, retimed
 from undertow.schedule.bucket_copies import Reprice, folded_casts
 from undertow.schedule.buckets import may_be_copied
 
@@ -30,11 +30,9 @@ def wire_only(program: Program, reprice: Reprice | None) -> Program:
     if reprice is None:
         return program
     rates: dict[object, Rate] = {}
-    tasks = [
-        _wire_only(program, task, reprice, rates) if task.kind is Kind.START else task
-        for task in program.tasks
-    ]
+    tasks = list(program.tasks)
     for start in program.starts:
+        tasks[start] = _wire_only(program, tasks[start], reprice, rates)
         if may_be_copied(program, start):  # its casts and the launch of its waits may go
             for cast in folded_casts(program, start):
                 tasks[cast] = tasks[cast].timed(0, launches=False)

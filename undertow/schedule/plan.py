@@ -6,14 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from typing import Any, get_args
 
 import numpy as np
 
 from undertow.errors import OrderError, ProgramError
 from undertow.program import Order, Program, stream_sequences, verify
-from undertow.program.model import IntArray
+from undertow.program.model import IntArray, listed
 from undertow.schedule.buckets import Bucket, How, Merged, Reprice, bucket_key, merge
 from undertow.schedule.limits import Limits
 from undertow.schedule.splits import Divided, Split, Splitting, split
@@ -107,7 +106,7 @@ def program_digest(program: Program) -> str:
     columns: list[Sequence[int] | IntArray] = [edges.src, edges.dst, edges.strength]
     columns += [[task.stream for task in tasks], [task.start for task in tasks]]
     for rows in ([task.reads for task in tasks], [task.writes for task in tasks]):
-        columns += [list(map(len, rows)), list(chain.from_iterable(rows))]
+        columns += listed(rows)
     for column in columns:
         digest.update(np.asarray(column, dtype="<i4").tobytes())
     return digest.hexdigest()[:32]

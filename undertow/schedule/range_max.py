@@ -41,29 +41,29 @@ class RangeAddMax:
         low, high = max(low, 0), min(high, self._count - 1)
         if low > high:
             return
+        best, added = self._best, self._added
         left, right = low + self._size, high + self._size
-        ends = left, right
+        first, last = left >> 1, right >> 1  # what lies above both ends
         right += 1
         while left < right:
             if left & 1:
-                self._apply(left, amount)
+                best[left] += amount
+                added[left] += amount
                 left += 1
             if right & 1:
                 right -= 1
-                self._apply(right, amount)
+                best[right] += amount
+                added[right] += amount
             left, right = left >> 1, right >> 1
-        for node in ends:
-            self._pull(node >> 1)
+        while first:
+            for node in (first, last) if first != last else (first,):
+                a, b = best[2 * node], best[2 * node + 1]
+                best[node] = (a if a > b else b) + added[node]
+            first, last = first >> 1, last >> 1
 
     def _apply(self, node: int, amount: int) -> None:
         self._best[node] += amount
         self._added[node] += amount
-
-    def _pull(self, node: int) -> None:
-        best, added = self._best, self._added
-        while node:
-            best[node] = max(best[2 * node], best[2 * node + 1]) + added[node]
-            node >>= 1
 
     def last_above(self, low: int, high: int, value: int) -> int:
         """The last position from `low` to `high` that has more than `value`; -1 if none has."""

@@ -15,8 +15,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from undertow.program import Buffer, Collective, Hazard, Kind, Lifetime, Program, Task
-from undertow.program.model import IntArray
+from undertow.program import Buffer, Collective, Hazard, Lifetime, Program, Task
+from undertow.program.model import START, IntArray
 
 _WINDOW = 32  # tasks that must look alike before a distance counts as a period; a power of two
 _PERIODS = 16  # distances that are tried as periods
@@ -241,7 +241,7 @@ def _landing_nbytes(program: Program, stretch: Stretch) -> int:
     return sum(
         program.buffers[buffer].nbytes
         for task in program.tasks[stretch.begin : stretch.begin + stretch.period]
-        if task.kind is Kind.START
+        if task.kind is START
         for buffer in task.writes
     )
 

@@ -12,7 +12,8 @@ from itertools import compress
 
 import numpy as np
 
-from undertow.program import Kind, Program
+from undertow.program import Program
+from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT
 from undertow.schedule.limits import Limits, in_flight_nbytes
 
 
@@ -29,6 +30,15 @@ def allocated_by(program: Program) -> list[int]:
     return allocates
 
 
+def touched_nbytes(program: Program) -> list[int]:
+    """The bytes that each task touches, and so the most that it can allocate."""
+    arrays = program.arrays
+    before = np.cumsum(np.append(0, arrays.nbytes[arrays.touched]))
+    ends = np.cumsum(np.append(0, arrays.touch_counts))
+    found: list[int] = np.diff(before[ends]).tolist()
+    return found
+
+
 class RunningMemory:
     """Live bytes and bytes in flight after some tasks were placed, from the front or the back."""
 
@@ -38,6 +48,7 @@ class RunningMemory:
         self._nbytes: list[int] = arrays.nbytes.tolist()
         left = np.bincount(arrays.touched, minlength=len(self._nbytes))
         self._left: list[int] = left.tolist()  # touches that are not placed yet
+        self._most = touched_nbytes(program)
         there, stays = program.there_before, program.stays
         self._present = list(stays if backward else there)
         self._leaves = [not keep for keep in (there if backward else stays)]
@@ -68,8 +79,12 @@ class RunningMemory:
         return sum(self._nbytes[buffer] for buffer in self._touches[task] if self._leaves[buffer])
 
     def missing(self, task: int) -> int:
-        """Bytes over the memory limit while `task` runs, if it were placed next."""
-        return 0 if self.limit is None else self.live + self.allocates(task) - self.limit
+        """Bytes over the memory limit while `task` runs, if it were placed next; none or less
+        where it fits."""
+        if self.limit is None:
+            return 0
+        over: int = self.live + self._most[task] - self.limit
+        return over if over <= 0 else self.live + self.allocates(task) - self.limit
 
     def in_flight_missing(self, task: int) -> int:
         """Bytes over the limit on bytes in flight, if `task` were placed next."""
@@ -108,19 +123,19 @@ class Clock:
 
     def place(self, index: int) -> None:
         kind = self._program.kinds[index]
-        if kind is Kind.VIEW:
+        if kind is VIEW:
             self.done[index] = self.compute
             return
         task = self._program.tasks[index]
         self.host += self._launch_ns * task.launches
-        if kind is Kind.HOST:
+        if kind is HOST:
             self._run_on_host(index, task.ns)
             return
         if self.host > self.compute:
             self.compute = self.host
-        if kind is Kind.COMPUTE:
+        if kind is COMPUTE:
             self.compute += task.ns
-        elif kind is Kind.WAIT:
+        elif kind is WAIT:
             self.compute = max(self.compute, self.done[task.start])
         else:
             self._issued[index] = self.compute
@@ -131,7 +146,7 @@ class Clock:
 
     def _run_on_host(self, index: int, ns: int) -> None:
         for source in self._program.predecessors[index]:
-            is_start = self._program.tasks[source].kind is Kind.START
+            is_start = self._program.tasks[source].kind is START
             self.host = max(self.host, (self._issued if is_start else self.done)[source])
         self.host += ns
         self.done[index] = self.host

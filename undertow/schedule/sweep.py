@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from undertow.program import HazardKind, Kind, Order, Program
+from undertow.program import HazardKind, Order, Program
+from undertow.program.model import START, WAIT
 from undertow.schedule.limits import Limits
 from undertow.schedule.moves import LimitedBy, Move, count_places
 from undertow.schedule.running import RunningMemory
@@ -67,36 +68,40 @@ class Sweep:
         self._placed: list[int] = []
         self._moves: list[Move] = []
 
-    def run(self, director: Director) -> tuple[Order, list[Move]]:
-        """The new order, and a record for each start or wait that was held back."""
+    def run(self, director: Director) -> Order:
+        """The new order."""
         tasks = self._incoming.tasks
         for at, task in enumerate(tasks[::-1] if self._backward else tasks):
             self._step(task, at, director)
         while self._units:
             self._let_go(director, next(iter(self._units)), LimitedBy.NOTHING_LEFT)
-        order = Order(tuple(self._placed[::-1] if self._backward else self._placed))
+        return Order(tuple(self._placed[::-1] if self._backward else self._placed))
+
+    def moves(self, order: Order) -> list[Move]:
+        """A record for each start or wait that was held back on the way to `order`."""
         places = count_places(self._incoming, order, (move.task for move in self._moves))
-        sign = -1 if self._backward else 1
-        moves = [replace(m, places=max(sign * places[m.task], 0)) for m in self._moves]
-        return order, moves
+        sign, moves = -1 if self._backward else 1, []
+        for move in self._moves:
+            task = self._program.tasks[move.task]
+            start = task.start if task.kind is WAIT else move.task
+            moves.append(replace(move, start=start, places=max(sign * places[move.task], 0)))
+        return moves
 
     def _step(self, task: int, at: int, director: Director) -> None:
         until = director.holds_back(task)
         if until is not None:
             self._hold(Unit(task, at, until, []), task)
             return
-        if not self._units:  # nothing is held back
-            self._place(director, task)
-            return
-        blocked = self._blocked_by(task)
-        for unit, why in blocked:
-            # What joins adds nothing to what is live, here or wherever its unit is let go.
-            neutral = len(blocked) == 1 and self._memory.allocates(task) == 0
-            if neutral and director.joins(task, unit):
-                self._hold(unit, task)
-                return
-            self._let_go(director, unit.head, why, task)
-        self._make_room(director, task)
+        if self._units:  # something is held back
+            blocked = self._blocked_by(task)
+            for unit, why in blocked:
+                # What joins adds nothing to what is live, here or wherever its unit is let go.
+                neutral = len(blocked) == 1 and self._memory.allocates(task) == 0
+                if neutral and director.joins(task, unit):
+                    self._hold(unit, task)
+                    return
+                self._let_go(director, unit.head, why, task)
+            self._make_room(director, task)
         self._place(director, task)
         while self._due and self._due[0][0] <= director.progress:
             head = heapq.heappop(self._due)[1]
@@ -168,9 +173,7 @@ class Sweep:
         for member in unit.members:
             del self._unit_of[member]
             self._place(director, member)
-        task = self._program.tasks[unit.head]
-        start = task.start if task.kind is Kind.WAIT else unit.head
-        self._moves.append(replace(move, start=start))
+        self._moves.append(move)
 
     def _place(self, director: Director, task: int) -> None:
         self._memory.place(task)
@@ -182,8 +185,9 @@ def next_in_group(program: Program, order: Order) -> dict[int, int]:
     """Start -> the next start on its stream in `order`."""
     following: dict[int, int] = {}
     last: dict[int, int] = {}
+    kinds = program.kinds
     for task in order.tasks:
-        if program.tasks[task].kind is Kind.START:
+        if kinds[task] is START:
             stream = program.tasks[task].stream
             if stream in last:
                 following[last[stream]] = task
