@@ -8,6 +8,7 @@ It needs root and iproute2. Each part takes three to four minutes, all of them m
 
     python -m bench.slow_link --model 11M --ratio 1 --parallel ddp
     python -m bench.slow_link --model 11M --ratio 0.5 --variants "fsdp2,undertow fsdp"
+    python -m bench.slow_link --model 11M --ratio 1 --batch 8    # a slower link for more compute
     python -m bench.slow_link            # all models and speeds
 
 The ratio is that of DDP's communication to compute. Every row of ours says whether it meets the
@@ -131,7 +132,11 @@ def _run(*command: str) -> None:
 
 
 def teams(
-    stack: contextlib.ExitStack, link: Link, model: dict[str, int], variants: Sequence[str]
+    stack: contextlib.ExitStack,
+    link: Link,
+    model: dict[str, int],
+    variants: Sequence[str],
+    batch: int = _BATCH,
 ) -> dict[str, Team]:
     """All variants, each with its two processes. Those of `compute` know nothing of each other,
     but work at the same time as ranks do: they may share what a processor has."""
@@ -140,7 +145,7 @@ def teams(
         is_alone = variant == "compute"
         store, options = f"{_ADDRESSES[0]}:{_PORT + number}", {"cluster": "measure"}
         ranks = [(0, 1), (0, 1)] if is_alone else [(0, 2), (1, 2)]
-        setups = [Setup(variant, *rank, store, model, _BATCH, _SEQ, options) for rank in ranks]
+        setups = [Setup(variant, *rank, store, model, batch, _SEQ, options) for rank in ranks]
         places = [link.place(rank) for rank in range(2)]
         made[variant] = stack.enter_context(Team(setups, places, timeout=600))
     return made
@@ -194,12 +199,17 @@ def _tell(what: str, found: dict[str, Round]) -> None:
 
 
 def compare(
-    link: Link, name: str, ratio: float, variants: Sequence[str], count: int, steps: int
+    link: Link,
+    name: str,
+    ratio: float,
+    variants: Sequence[str],
+    chosen: argparse.Namespace,
 ) -> dict[str, Any]:
     """One model at one speed of the link."""
+    batch, count, steps = chosen.batch, max(chosen.rounds, 1), chosen.steps
     with contextlib.ExitStack() as stack:
         link.set_rate(10e9)
-        first = teams(stack, link, MODELS[name], ("compute",))
+        first = teams(stack, link, MODELS[name], ("compute",), batch)
         compute = compute_seconds(first["compute"])
         nbytes = 4 * parameters(MODELS[name])  # gloo's ring of two sends as much as there is
         rate = 8 * nbytes / (ratio * compute)
@@ -209,11 +219,13 @@ def compare(
             places = [link.place(rank) for rank in range(2)]
             beside = BesideTraffic(first["compute"], places, f"{_ADDRESSES[0]}:{_PORT - 1}", nbytes)
             made[TRAFFIC] = stack.enter_context(beside)
-        made |= teams(stack, link, MODELS[name], [v for v in variants if v in VARIANTS[1:]])
+        trained = [v for v in variants if v in VARIANTS[1:]]
+        made |= teams(stack, link, MODELS[name], trained, batch)
         found = rounds(made, count, steps)
     rows = judged(found, ratio, 8 * nbytes / rate)
     print_table(
-        f"{name}, DDP's communication {ratio:g} x compute, {rate / 1e6:.0f} Mbit/s",
+        f"{name}, {batch * _SEQ} tokens a rank, DDP's communication {ratio:g} x compute, "
+        f"{rate / 1e6:.0f} Mbit/s",
         ("variant", "step / compute", "least", "most", "bound", "reach", "step / bound",
          "peak memory", "aim"),
         [
@@ -224,7 +236,8 @@ def compare(
         ],
     )  # fmt: skip
     return {
-        "model": name, "ratio": ratio, "mbit": rate / 1e6, "compute_seconds": compute,
+        "model": name, "batch": batch, "ratio": ratio, "mbit": rate / 1e6,
+        "compute_seconds": compute,
         "rows": rows, "rounds": {v: [asdict(one) for one in entry] for v, entry in found.items()},
     }  # fmt: skip
 
@@ -322,9 +335,12 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, help="one speed: DDP's communication / compute")
     parser.add_argument("--parallel", choices=("ddp", "fsdp"), help="variants of one kind")
     parser.add_argument("--variants", default="", help="comma-separated; default: all")
+    parser.add_argument("--batch", type=int, default=_BATCH, help=f"rows of {_SEQ} tokens a rank")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant")
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn")
     chosen = parser.parse_args()
+    if chosen.batch < 1:
+        sys.exit(f"error: --batch {chosen.batch} leaves nothing to train on; give 1 or more")
     if chosen.ratio is not None and chosen.ratio <= 0:
         sys.exit(f"error: --ratio {chosen.ratio:g} leaves no communication; give more than 0")
     if os.geteuid():
@@ -337,9 +353,7 @@ def main() -> None:
     with slow_link() as link, own_cache():
         for name in names:
             for ratio in ratios:
-                results.append(
-                    compare(link, name, ratio, variants, max(chosen.rounds, 1), chosen.steps)
-                )
+                results.append(compare(link, name, ratio, variants, chosen))
     parts = [chosen.model, chosen.ratio and f"{chosen.ratio:g}", chosen.parallel]
     save_results("_".join(["slow_link", *filter(None, parts)]), {"runs": results})
 
