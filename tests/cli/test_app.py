@@ -83,15 +83,19 @@ def test_a_closed_pipe_is_quiet(options: list[str]) -> None:
     assert err == ""
 
 
-def test_ctrl_c_in_generated_code_exits_with_130_too(tmp_path: Path) -> None:
-    lines = (
-        "from undertow.cli import app, main",
+@pytest.mark.parametrize(
+    "interrupted",
+    [
         "app.invoke = lambda argv: exec('raise KeyboardInterrupt')",
-        "main.run()",
-    )
+        "app.app = app.typer.Typer()\n"  # which catches it
+        "app.app.command()(lambda word: exec('raise KeyboardInterrupt'))",
+    ],
+)
+def test_ctrl_c_in_generated_code_exits_with_130_too(tmp_path: Path, interrupted: str) -> None:
+    lines = ("from undertow.cli import app, main", interrupted, "main.run()")
     (tmp_path / "interrupted.py").write_text("\n".join(lines))
     environment = {**os.environ, "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
-    command = [sys.executable, "-m", "interrupted"]
+    command = [sys.executable, "-m", "interrupted", "stop"]
     assert subprocess.run(command, env=environment, check=False).returncode == 130
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 
+_INTERRUPTED = 130
+
 
 def run() -> None:
     """The entry point that pyproject names."""
@@ -17,17 +19,23 @@ def run() -> None:
 
 def exit_code(argv: list[str]) -> int:
     """Run one command line; what the process should exit with."""
+    code = _run(argv)
+    if code == _INTERRUPTED:
+        # One that came up under `exec` of a text, as generated code runs, leaves a mark by which
+        # `python -m` ends itself with the signal whatever we return; other code takes it away.
+        exec("")
+    return code
+
+
+def _run(argv: list[str]) -> int:
     try:
         from undertow.cli.app import invoke
 
         code = invoke(argv)
         sys.stdout.flush()  # a closed pipe shows here at the latest
         return code
-    except KeyboardInterrupt:
-        # One that came up under `exec` of a text, as generated code runs, leaves a mark by which
-        # `python -m` ends itself with the signal whatever we return; other code takes it away.
-        exec("")
-        return 130
+    except KeyboardInterrupt:  # before typer, which returns the same for those within a command
+        return _INTERRUPTED
     except BrokenPipeError:  # whoever read our output has had enough
         return _hush()
 
