@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import undertow.schedule.solve as solving
 from bench.synthetic import fsdp_step
 from tests.program.exact import exact_ns
 from tests.programs import random_program, rngs
@@ -19,6 +20,7 @@ from tests.schedule.test_buckets import REPRICE, described, gathers, longer
 from undertow.errors import OrderError, ProgramError
 from undertow.program import parse_program, profile_memory, simulate, verify
 from undertow.schedule.buckets import Bucket
+from undertow.schedule.candidates import Candidate, Workshop
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan, apply_plan
 from undertow.schedule.solve import solve
@@ -109,6 +111,23 @@ def test_no_larger_limit_gives_a_longer_step_than_the_default(
     assert found.plan.limits == roomy
     allowed = roomy.allowed_peak(program)
     verify(found.merged.program, found.order, peak_nbytes=allowed)
+
+
+def test_who_gives_more_memory_gets_a_longer_search(monkeypatch):
+    """By default a step within 1 % of the bound is good enough; more memory is to buy more."""
+    near = []
+    construct_best = solving.construct_best
+
+    def noted(workshop: Workshop, *rest) -> Candidate:
+        near.append(workshop.bounds.near_permille)
+        return construct_best(workshop, *rest)
+
+    monkeypatch.setattr(solving, "construct_best", noted)
+    program = fsdp_step(2_500)
+    solve(program)
+    assert near == [1010]
+    solve(program, Limits(peak_ratio=1.2))
+    assert near[1:] == [1001, 1010]  # and the default's, in case that is shorter
 
 
 def test_the_ladder_of_a_long_step_goes_down():

@@ -78,6 +78,7 @@ class Bounds:
     least_ns: int
     compute_ns: int = 0
     stands_for: IntArray | None = None
+    near_permille: int = 1000  # of `least_ns`: near enough to stop looking
 
 
 Rank = tuple[int, int, int]  # bytes over the limits, nanoseconds, bytes at the peak
@@ -133,6 +134,10 @@ class Candidate:
         """Whether it fits and takes at most so much of the lower bound."""
         excess, total_ns, _ = self.rank(bounds)
         return excess == 0 and 1000 * total_ns <= permille * bounds.least_ns
+
+    def is_near(self, bounds: Bounds) -> bool:
+        """Whether it is so good that looking on is not worth its time."""
+        return self.is_within(bounds.near_permille, bounds)
 
 
 class Bases:

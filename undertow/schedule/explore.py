@@ -20,6 +20,8 @@ from undertow.schedule.split_stage import FoldedSplit
 
 NEAR_PERMILLE = 1010
 """Of the lower bound: near enough to stop, where stopping saves much."""
+ROOMY_PERMILLE = 1001
+"""The same for who gives more memory than the captured order takes: it is to buy something."""
 SMALL_TASKS = 2_000
 """Above this size Programs are folded where layers repeat."""
 
@@ -58,7 +60,7 @@ def construct_best(workshop: Workshop, folded: Folded | None, best: Candidate) -
     first = Recipe(policy=_FIRST_POLICY)
     if folded is None:
         best = min(best, workshop.by_recipe(first), key=by_rank(bounds))
-        if best.is_within(NEAR_PERMILLE, bounds):
+        if best.is_near(bounds):
             return best
         tried = explored(workshop, _few_policies(program), 1)
         return min(best, tried[0][0], key=by_rank(bounds))
@@ -68,7 +70,7 @@ def construct_best(workshop: Workshop, folded: Folded | None, best: Candidate) -
     if fold_workshop.by_recipe(first).is_within(_HOPEFUL_PERMILLE, fold_bounds):
         done.add(first)
         best = min(best, workshop.by_recipe(first), key=by_rank(bounds))
-        if best.is_within(NEAR_PERMILLE, bounds):
+        if best.is_near(bounds):
             return best
     tried = explored(fold_workshop, FOLD_POLICIES, 1)
     hoped_ns = tried[0][0].total_ns(fold_bounds)
@@ -96,7 +98,7 @@ def climbed(
         _from_other_base,
         partial(_near_use, near_ns),
     ]
-    while left and not best.is_within(NEAR_PERMILLE, bounds):
+    while left and not best.is_near(bounds):
         change = left.pop(0)
         if change is _of_most_layers and is_good:
             continue  # the fold is right about these buckets, and thinks less of larger ones

@@ -33,6 +33,7 @@ from undertow.schedule.early_starts import Edges, raise_all
 from undertow.schedule.explore import (
     FOLD_POLICIES,
     NEAR_PERMILLE,
+    ROOMY_PERMILLE,
     SMALL_TASKS,
     bounds_of_fold,
     by_rank,
@@ -248,7 +249,10 @@ def _solve_whole(
     """Buckets and order for a Program whose tasks stay as they are; `hopes` are those of its fold,
     where it is known already."""
     program = step.program
-    bounds = Bounds(limits.allowed_peak(program), limits.in_flight_bytes, step.bound_ns)
+    allowed = limits.allowed_peak(program)
+    is_roomy = allowed is None or allowed > step.captured.peak_nbytes
+    near = ROOMY_PERMILLE if is_roomy else NEAR_PERMILLE
+    bounds = Bounds(allowed, limits.in_flight_bytes, step.bound_ns, near_permille=near)
     best = Candidate(alone(program), Order.captured(program), step.captured)
     if program.starts and buckets is not None:
         best = with_buckets(program, buckets, step.reprice, bounds, best)
@@ -349,7 +353,7 @@ def _polished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
     raise memory, get further than building anew: then the captured order is still the best. In a
     large step that was built anew they find nothing that early starts do not."""
     program = best.merged.program
-    if best.is_within(NEAR_PERMILLE, bounds) or len(program) > _POLISHED_TASKS:
+    if best.is_near(bounds) or len(program) > _POLISHED_TASKS:
         return best
     is_captured = best.order == Order.captured(program)
     if not is_captured and len(program) > SMALL_TASKS:
