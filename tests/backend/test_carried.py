@@ -220,7 +220,7 @@ def with_ranks_that_decide_otherwise(_: None) -> tuple[float, int]:
 
     if dist.get_rank() != 0:
         return both(train)
-    with mock.patch("undertow.backend.carried.last_first", reverse):
+    with mock.patch("undertow.backend.carried.link_order", reverse):
         return both(train)
 
 

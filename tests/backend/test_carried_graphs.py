@@ -20,9 +20,11 @@ from undertow.backend.carried import (
     has_flat_buckets,
     last_first,
     leave_reductions,
+    link_order,
     make_ready,
     reduced_inputs,
     start_last_first,
+    waited,
 )
 from undertow.capture.carry import Crossing
 from undertow.graph import convert
@@ -184,7 +186,7 @@ def test_a_link_takes_each_bucket_once_and_not_before_it_is_there(
 ) -> None:
     ready = sorted(when for when, _ in coming)
     taken = [ns for _, ns in coming]
-    order = last_first(ready, taken)
+    order = last_first(ready, taken, longest=20)
     assert sorted(order) == list(range(len(ready)))
     now = 0
     for place, bucket in enumerate(order):
@@ -192,3 +194,25 @@ def test_a_link_takes_each_bucket_once_and_not_before_it_is_there(
         if waiting:  # the link is never free while one is there, and the last one goes
             assert bucket == max(waiting)
         now = max(now, ready[bucket]) + taken[bucket]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=12))
+def test_long_buckets_are_held_back_only_where_forward_waits_less_then(
+    coming: list[tuple[int, int]],
+) -> None:
+    ready = sorted(when for when, _ in coming)
+    taken = [ns for _, ns in coming]
+    order = link_order(ready, taken)
+    assert sorted(order) == list(range(len(ready)))
+    if ready:
+        plain = last_first(ready, taken, longest=20)
+        assert waited(ready, taken, order) <= waited(ready, taken, plain)
+
+
+def test_a_long_bucket_at_the_beginning_goes_last() -> None:
+    """A large head: it is needed at the end of the next forward, when the link has nothing else."""
+    ready, taken = [50, *range(80, 500, 15)], [90, *[17] * 28]
+    order = link_order(ready, taken)
+    assert order[-1] == 0
+    plain = last_first(ready, taken, longest=90)
+    assert waited(ready, taken, order) < waited(ready, taken, plain)

@@ -194,13 +194,13 @@ def _views_of(wait: fx.Node) -> list[fx.Node]:
 def start_last_first(waits: Sequence[fx.Node], timeline: Timeline) -> bool:
     """Start what these wait for as soon as it is there, as long as the link is free, and else in
     the order in which the next forward needs it: of the buckets that are there, the one that came
-    last. Whether anything was moved."""
+    last (`link_order`). Whether anything was moved."""
     if not waits:
         return False
     graph = waits[0].graph
     nodes = {node.name: node for node in graph.nodes}
     coming = sorted(_coming(start, timeline, nodes) for start in set(map(_start_of, waits)))
-    order = last_first([one.ready for one in coming], [one.taken for one in coming])
+    order = link_order([one.ready for one in coming], [one.taken for one in coming])
     left = set(waits)
     awaited = [node for node in graph.nodes if is_wait(node) and node not in left]
     last: list[fx.Node] = []  # what the next one comes after
@@ -255,10 +255,38 @@ def _start_of(wait: fx.Node) -> fx.Node:
     return node
 
 
-def last_first(ready: Sequence[int], taken: Sequence[int]) -> list[int]:
-    """The order in which a link takes what becomes ready in this order: always the last.
+def link_order(ready: Sequence[int], taken: Sequence[int]) -> list[int]:
+    """The order in which the link takes buckets that become ready in this order, so that the next
+    forward waits least: always the last; or, of those that take long, none while others come.
 
-    >>> last_first([0, 2, 3, 4], [3, 3, 3, 3])
+    >>> link_order([0, 10, 20, 30], [18, 8, 8, 8])  # the first would hold up all others
+    [1, 2, 3, 0]
+    """
+    lengths = sorted(set(taken), reverse=True)
+    orders = (last_first(ready, taken, longest) for longest in lengths)
+    return min(orders, key=lambda order: waited(ready, taken, order), default=[])
+
+
+def waited(ready: Sequence[int], taken: Sequence[int], order: Sequence[int]) -> int:
+    """How long the next forward waits for its parameters. It needs them in the reverse of the order
+    in which backward made their gradients, and takes half as long as that did."""
+    landed = [0] * len(ready)
+    now = 0
+    for bucket in order:
+        now = landed[bucket] = max(now, ready[bucket]) + taken[bucket]
+    began = now = ready[-1]
+    for bucket in reversed(range(len(ready))):
+        now = max(now, landed[bucket])
+        if bucket:
+            now += (ready[bucket] - ready[bucket - 1]) // 2
+    return now - began
+
+
+def last_first(ready: Sequence[int], taken: Sequence[int], longest: int) -> list[int]:
+    """The order in which a link takes what becomes ready in this order: always the last; but what
+    takes more than `longest` only while nothing else comes.
+
+    >>> last_first([0, 2, 3, 4], [3, 3, 3, 3], longest=3)
     [0, 2, 3, 1]
     """
     order: list[int] = []
@@ -269,9 +297,14 @@ def last_first(ready: Sequence[int], taken: Sequence[int]) -> list[int]:
         while coming < len(ready) and ready[coming] <= now:
             waiting.append(coming)
             coming += 1
+        is_next = coming < len(ready)
         if not waiting:
             now = ready[coming]
             continue
+        ends = now + taken[waiting[-1]]
+        if is_next and taken[waiting[-1]] > longest and ready[coming] < ends:
+            now = ready[coming]
+            continue
         order.append(waiting.pop())
-        now += taken[order[-1]]
+        now = ends
     return order

@@ -53,6 +53,7 @@ from undertow.program.serialize import load_json
 from undertow.progress import Clock
 from undertow.runtime import job
 from undertow.runtime.notices import counts, say_once
+from undertow.runtime.yielding import let_compute_go_first
 from undertow.schedule.follow import Decisions, decisions_of
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan, program_digest
@@ -65,10 +66,12 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     counts["graphs"] += 1
     clock = Clock()
     name_modules(gm.graph)
-    if adapt(gm.graph, options):
+    if adapt(gm.graph, options, is_carried=part.crossing is not None):
         gm.recompile()
     captured = _captured(gm, part)
     is_shared = isinstance(captured, Program) and bool(captured.starts)
+    if is_shared:
+        counts["threads that let compute go first"] += let_compute_go_first()
     may_differ = is_shared and torch_api.job_store() is not None  # other ranks may decide otherwise
     pristine = _copy(gm) if options.is_measuring or may_differ else gm
     known = _known(captured, options)

@@ -9,6 +9,7 @@ waits: every parameter is updated by the same gradient before it is read.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import types
@@ -77,11 +78,18 @@ class _Update:
     grads: list[tuple[nn.Parameter, Tensor]]
     settings: list[dict[str, Any]]
 
-    def apply(self) -> None:
-        for parameter, _ in self.grads:
+
+def _apply(updates: Sequence[_Update]) -> None:
+    """Make these updates, those of one step by one call of its optimizer."""
+    steps: dict[tuple[CarryOver, int], list[_Update]] = {}
+    for update in updates:
+        for parameter, _ in update.grads:
             _updates.pop(id(parameter), None)
-        self.bucket.wait()
-        self.carried.update(self.grads, self.settings)
+        update.bucket.wait()
+        steps.setdefault((update.carried, id(update.settings)), []).append(update)
+    for (carried, _), together in steps.items():
+        grads = [pair for update in together for pair in update.grads]
+        carried.update(grads, together[0].settings)
 
 
 class Crossing:
@@ -189,9 +197,8 @@ class CarryOver:
         """Finish what was left to the next step: parameters and gradients are as after a step that
         waits. `state_dict` of the model and of the optimizer do this by themselves; call it before
         you read parameters in another way."""
-        for update in list(dict.fromkeys(_updates.values())):
-            if update.carried is self:
-                update.apply()
+        mine = [update for update in _updates.values() if update.carried is self]
+        _apply(list(dict.fromkeys(mine)))
         _wait_for_gradients()
 
     def _before_forward(self) -> None:
@@ -314,7 +321,10 @@ def carry_over(model: nn.Module, optimizer: _optim.Optimizer) -> CarryOver:
 
 
 def is_carrying() -> bool:
-    """Whether graphs that are compiled now should be ready for it."""
+    """Whether graphs that are compiled now should be ready for it: all ranks say the same, however
+    long what they have dropped stays around."""
+    if _carrying:
+        gc.collect()
     return bool(_carrying)
 
 
@@ -351,10 +361,8 @@ def _ready(parameters: list[nn.Parameter], after: list[Tensor], crossing: int) -
     if known is not None:
         known.see(parameters)
     if _updates:
-        for parameter in parameters:
-            update = _updates.get(id(parameter))
-            if update is not None:
-                update.apply()
+        found = [_updates.get(id(parameter)) for parameter in parameters]
+        _apply([update for update in dict.fromkeys(found) if update is not None])
 
 
 _library.impl("ready", _ready, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

@@ -30,15 +30,20 @@ _VIEWS = frozenset(
 _PASSING = _VIEWS | {_aten._to_copy, _aten.div, _aten.mul}
 _GONE = _VIEWS | {_aten.mm, _aten.div, _ops.all_reduce, _ops.wait_tensor}
 MIB = 1 << 20
-_BUCKETS = 8  # of a graph, if they are not too small or too large then
-_LEAST_NBYTES, _MOST_NBYTES = MIB, 25 * MIB
+BUCKETS = 8
+"""Of a graph, if they are not too small or too large then."""
+_LEAST_NBYTES, _MOST_NBYTES = MIB * 3 // 4, 25 * MIB
 _OF_THE_REST = 4  # a bucket is at most this part of what is still to come
+_TINY_SHARE = 8  # of the most that a bucket should hold: less does not make one of its own
 # Where half of a number is a number: too small ones aside, scaling before a sum is exact.
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def flatten_gradients(graph: fx.Graph, backends: Sequence[str] = GLOO) -> int:
-    """Reduce the gradients that `graph` gives out in flat buckets, in place; how many there are.
+def flatten_gradients(
+    graph: fx.Graph, backends: Sequence[str] = GLOO, *, buckets: int = BUCKETS
+) -> int:
+    """Reduce the gradients that `graph` gives out in flat buckets, about so many, in place; how
+    many there are.
 
     Of groups that gloo runs, since others reduce a list of tensors without copies. Numbers are as
     before bit for bit on two ranks; on more, gloo's sums depend on the place in a tensor.
@@ -50,10 +55,10 @@ def flatten_gradients(graph: fx.Graph, backends: Sequence[str] = GLOO) -> int:
         for gradient in find_gradients(convert(graph)).values()
         if runs_on(gradient.start, backends) and _is_plain(gradient)
     ]
-    buckets = _by_size(gradients)
-    for bucket in buckets:
+    made = _by_size(gradients, buckets)
+    for bucket in made:
         _write(bucket)
-    return len(buckets)
+    return len(made)
 
 
 def _is_plain(gradient: Gradient) -> bool:
@@ -89,22 +94,24 @@ def _uses(gradient: Gradient) -> list[fx.Node]:
     return sorted(found)
 
 
-def _by_size(gradients: Sequence[Gradient]) -> list[list[Gradient]]:
-    """In graph order, in buckets of like size; the last ones are smaller and smaller, since there
-    is little left to hide them behind."""
+def _by_size(gradients: Sequence[Gradient], count: int) -> list[list[Gradient]]:
+    """In graph order, in about so many buckets of like size; the last ones are smaller and smaller,
+    since there is little left to hide them behind."""
     left = sum(_nbytes(gradient) for gradient in gradients)
-    most = min(left // _BUCKETS, _MOST_NBYTES)
+    most = min(left // count, _MOST_NBYTES)
     closed: list[list[Gradient]] = []
     filling: dict[Any, list[Gradient]] = {}
     for gradient in gradients:
         key = gradient.key()
         bucket = filling.get(key)
         cap = max(min(most, left // _OF_THE_REST), _LEAST_NBYTES)
-        if bucket is None or sum(map(_nbytes, bucket)) + _nbytes(gradient) > cap:
+        held, more = sum(map(_nbytes, bucket or ())), _nbytes(gradient)
+        is_full = held + more > cap and min(held, more) * _TINY_SHARE >= cap
+        if bucket is None or is_full:
             bucket = filling[key] = []
             closed.append(bucket)
         bucket.append(gradient)
-        left -= _nbytes(gradient)
+        left -= more
     return closed
 
 
