@@ -79,16 +79,17 @@ def construct_best(workshop: Workshop, folded: Folded | None, best: Candidate) -
     return climbed(workshop, [recipe for _, recipe in tried], done, hoped_ns, best)
 
 
-def _most_suited_first(workshop: Workshop) -> list[Policy]:
+def _most_suited_first(workshop: Workshop) -> Sequence[Policy]:
     """The policies for a fold. The one with which all buckets are tried is the usual one, unless
-    without buckets another is much better: where exchanges of experts are waited for, what a window
-    lets go first matters more than what is merged."""
-    usual, *others, wide = FOLD_POLICIES
-    mine, theirs = (
-        workshop.by_recipe(Recipe(policy=policy)).rank(workshop.bounds) for policy in (usual, wide)
-    )
-    is_better = theirs[0] <= mine[0] and theirs[1] * _MUCH_BETTER_PERMILLE < mine[1] * 1000
-    return [wide, usual, *others] if is_better else [usual, *others, wide]
+    without buckets a window is much better than all others: where exchanges of experts are waited
+    for, what goes first matters more than what is merged."""
+    *others, wide = FOLD_POLICIES
+    excess, total_ns, _ = workshop.by_recipe(Recipe(policy=wide)).rank(workshop.bounds)
+    for policy in others:
+        rank = workshop.by_recipe(Recipe(policy=policy)).rank(workshop.bounds)
+        if excess > rank[0] or total_ns * _MUCH_BETTER_PERMILLE >= rank[1] * 1000:
+            return FOLD_POLICIES
+    return [wide, *others]
 
 
 def climbed(
