@@ -174,32 +174,35 @@ class _Fluid:
         tasks, kinds = program.tasks, program.kinds
         ready, begin, end = times.ready, times.begin, times.end
         is_slowed = self._compute_rate < _UNIT or self._slowdown > 1000
-        host = 0
+        host = now = 0  # the second is self._now
         for i in order.tasks:
             kind = kinds[i]
             if kind is VIEW:
-                ready[i] = begin[i] = end[i] = self._now
+                ready[i] = begin[i] = end[i] = now
                 continue
             task = tasks[i]
             host += launch * task.launches
             if kind is HOST:
                 host = times.run_on_host(program, i, host)
                 continue
-            if host > self._now:
+            if host > now:
                 self._run_until(host)
-            ready[i] = begin[i] = self._now
+                now = host
+            ready[i] = begin[i] = now
             if kind is START:
                 self._start(i, task.stream)
                 continue
             if kind is WAIT:
-                self._stand_still(task.start)
+                if task.start in self._unfinished:
+                    self._stand_still(task.start)
             elif is_slowed:
                 self._compute(task.ns)
-            elif self._next_end > self._now + task.ns:  # as most
-                self._now += task.ns
+            elif self._next_end > now + task.ns:  # as most
+                self._now = now = end[i] = now + task.ns
+                continue
             else:
-                self._run_until(self._now + task.ns)
-            end[i] = self._now
+                self._run_until(now + task.ns)
+            end[i] = now = self._now
         for start in _unwaited(program, order):
             self._stand_still(start)
         return max(self._now, host)

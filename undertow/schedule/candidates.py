@@ -205,6 +205,7 @@ class Workshop:
         self._keys: dict[Style, Keys] = {}
         self._curves: dict[Key, _Curve] = {}
         self._bases: dict[tuple[Bucket, ...], Bases] = {}
+        self._asked: dict[tuple[object, ...], list[Bucket]] = {}  # by what a recipe says of them
         self._fitting: dict[tuple[Bucket, ...], list[Bucket]] = {}  # what was left of those asked
 
     @cached_property
@@ -256,6 +257,12 @@ class Workshop:
         """The buckets that a recipe asks for."""
         if self.reprice is None or not recipe.merges:
             return []
+        known = self._asked.get(recipe.buckets)
+        if known is None:
+            known = self._asked[recipe.buckets] = self._bucketing(recipe, self.reprice)
+        return known
+
+    def _bucketing(self, recipe: Recipe, reprice: Reprice) -> list[Bucket]:
         if self._before is None:
             self._before = starts_before(self.program)
         keys = self.keys(recipe.style)
@@ -267,7 +274,7 @@ class Workshop:
         for start, key in keys.items():
             if key is not None and key not in sizes:
                 if key not in self._curves:
-                    self._curves[key] = _Curve(self.program, start, self.reprice)
+                    self._curves[key] = _Curve(self.program, start, reprice)
                 sizes[key] = self._curves[key].size_for(recipe.latency_permille)
         return propose(self.program, sizes, keys, self._before)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 from undertow.program import Program, Timeline, profile_memory
 from undertow.schedule.buckets import Bucket, Reprice
@@ -38,10 +39,13 @@ _HORIZONS = (2, 8)  # in durations of the longest collective
 _WINDOWS = (0, 64, 1024)
 _HOPEFUL_PERMILLE = 1020  # of the bound, on a fold: the whole may then be near enough at once
 _LAYERS_PERMILLE = 1030  # of the best so far, for one layer: more of them are then tried too
+_LAYERS_LOSE_SHARE = 1_000  # of what a fold lets hope for
+_MUCH_BETTER_PERMILLE = 1030  # how much shorter a step another policy must make to come first
 _MOST_PROMISING = 2  # bucketings of small programs for which every policy is tried
 _LAYERS_AHEAD = 2  # whose collectives a fold may land before they are used, if the whole may
 _OTHERS = 2  # recipes with other buckets that are tried on the whole if hopes do not come true
 _AS_GOOD_PERMILLE = 1005  # of what the fold let hope for
+_FILLED_PERMILLE = 800  # of the step: what a stream is busy for that limits its length
 _CANDIDATE_TASKS = 150_000  # tasks placed over all candidates
 
 
@@ -72,9 +76,22 @@ def construct_best(workshop: Workshop, folded: Folded | None, best: Candidate) -
         best = min(best, workshop.by_recipe(first), key=by_rank(bounds))
         if best.is_near(bounds):
             return best
-    tried = explored(fold_workshop, FOLD_POLICIES, 1)
+    tried = explored(fold_workshop, _most_suited_first(fold_workshop), 1)
     hoped_ns = tried[0][0].total_ns(fold_bounds)
     return climbed(workshop, [recipe for _, recipe in tried], done, hoped_ns, best)
+
+
+def _most_suited_first(workshop: Workshop) -> Sequence[Policy]:
+    """The policies for a fold. The one with which all buckets are tried is the usual one, unless
+    without buckets a window is much better than all others: where exchanges of experts are waited
+    for, what goes first matters more than what is merged."""
+    *others, wide = FOLD_POLICIES
+    excess, total_ns, _ = workshop.by_recipe(Recipe(policy=wide)).rank(workshop.bounds)
+    for policy in others:
+        rank = workshop.by_recipe(Recipe(policy=policy)).rank(workshop.bounds)
+        if excess > rank[0] or total_ns * _MUCH_BETTER_PERMILLE >= rank[1] * 1000:
+            return FOLD_POLICIES
+    return [wide, *others]
 
 
 def climbed(
@@ -90,7 +107,7 @@ def climbed(
     bounds = workshop.bounds
     near_ns = _longest(workshop.program) * _HORIZONS[0]
     chosen = recipes[0]
-    others = list({recipe.buckets: recipe for recipe in reversed(recipes)}.values())[::-1]
+    others = _of_other_sizes(recipes)
     is_good = False
     left: list[Callable[[Recipe], Recipe]] = [
         _as_it_is,
@@ -103,16 +120,52 @@ def climbed(
         if change is _of_most_layers and is_good:
             continue  # the fold is right about these buckets, and thinks less of larger ones
         recipe = change(chosen)
-        if recipe not in done:
+        if recipe not in done and _may_be_shorter(workshop, recipe, chosen, best):
             done.add(recipe)
             candidate = workshop.by_recipe(recipe)
             if candidate.rank(bounds) < best.rank(bounds):
                 best, chosen = candidate, recipe
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
         if not left and not is_good and chosen.layers is None:
-            left = [partial(_instead, other) for other in others[1 : 1 + _OTHERS]]
+            left = [partial(_instead, other) for other in others[:_OTHERS]]
             others = []
     return best
+
+
+def _of_other_sizes(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The best for every size of buckets but the first one's."""
+    found: dict[object, Recipe] = {}
+    for recipe in recipes:
+        found.setdefault((recipe.latency_permille, recipe.layers), recipe)
+    return list(found.values())[1:]
+
+
+def _may_be_shorter(workshop: Workshop, recipe: Recipe, chosen: Recipe, best: Candidate) -> bool:
+    """Whether a recipe may make a shorter step than `chosen`, which made `best`. Where one group's
+    collectives take nearly all of the step, those must become less: they do not by starting later,
+    nor if only those of other groups are merged otherwise."""
+    stream = _filled_stream(best)
+    if stream < 0:
+        return True
+    if recipe.buckets == chosen.buckets:
+        return recipe.policy.horizon_ns >= chosen.policy.horizon_ns
+    tasks, index = workshop.program.tasks, workshop.program.index
+
+    def on_stream(buckets: Sequence[Bucket]) -> list[Bucket]:
+        return [b for b in buckets if tasks[index[b.members[0]]].stream == stream]
+
+    return on_stream(workshop.bucketing(recipe)) != on_stream(best.merged.buckets)
+
+
+def _filled_stream(best: Candidate) -> int:
+    """The group whose collectives take nearly all of the step; -1 if none do."""
+    program = best.merged.program
+    totals = [0] * len(program.streams)
+    for start in program.starts:
+        totals[program.tasks[start].stream] += program.tasks[start].ns
+    most = max(totals)
+    is_filled = most * 1000 >= best.timeline.total_ns * _FILLED_PERMILLE
+    return totals.index(most) if is_filled else -1
 
 
 def _as_it_is(recipe: Recipe) -> Recipe:
@@ -181,7 +234,8 @@ def explored(
     candidates with their recipes, the best first."""
     first, *more = policies
     program, bounds = workshop.program, workshop.bounds
-    is_large = len(program) > SMALL_TASKS or bounds.stands_for is not None
+    is_fold = bounds.stands_for is not None
+    is_large = len(program) > SMALL_TASKS or is_fold
     left = _CANDIDATE_TASKS
     tried: list[tuple[Candidate, Recipe, Bases]] = []
     seen: set[tuple[Bucket, ...]] = set()
@@ -191,6 +245,8 @@ def explored(
         recipes = [*recipes[:_BESIDE_LAYERS], Recipe(0, _LAYERS[0], first, usual)]
     while recipes and left > 0:
         recipe = recipes.pop(0)
+        if is_fold and _lies_between(recipe, tried, bounds):
+            continue
         buckets = workshop.bucketing(recipe)
         if (buckets or not recipe.merges) and tuple(buckets) not in seen:
             seen.add(tuple(buckets))
@@ -214,7 +270,33 @@ def explored(
                 candidate = bases.candidate(policy, bounds)
                 found.append((candidate, replace(recipe, policy=policy)))
                 left -= len(program)
-    return sorted(found, key=lambda entry: entry[0].rank(bounds))
+    return sorted(found, key=lambda entry: _hope(entry[0], entry[1], bounds))
+
+
+def _lies_between(
+    recipe: Recipe, tried: Sequence[tuple[Candidate, Recipe, Bases]], bounds: Bounds
+) -> bool:
+    """Whether buckets would be larger than some that were tried and smaller than others, where it
+    was best to merge nothing and the worse the larger buckets were."""
+    by_size = {
+        known.latency_permille: candidate.rank(bounds)
+        for candidate, known, _ in tried
+        if known.layers is None
+    }
+    smallest, largest = max(by_size, default=0), min(filter(None, by_size), default=0)
+    if not largest < recipe.latency_permille < smallest:
+        return False
+    ranks = [by_size[0], *[by_size[size] for size in sorted(filter(None, by_size), reverse=True)]]
+    return all(smaller < larger for smaller, larger in pairwise(ranks))
+
+
+def _hope(candidate: Candidate, recipe: Recipe, bounds: Bounds) -> tuple[int, int, int]:
+    """How good a recipe is by what it makes of a fold. That never quite comes true for buckets by
+    layers: others that are as good come first."""
+    excess, total_ns, peak = candidate.rank(bounds)
+    if recipe.layers is not None and bounds.stands_for is not None:
+        total_ns += total_ns // _LAYERS_LOSE_SHARE
+    return excess, total_ns, peak
 
 
 def _of_more_layers(

@@ -42,11 +42,17 @@ def sink_waits_iterative(
 
 
 def polish(timeline: Timeline, limits: Limits, sweeps: int, rounds: int) -> Timeline:
-    """Both kinds of moves in turn, without a record of them."""
+    """Both kinds of moves in turn, each while it shortens the step, without a record of them."""
     program = timeline.program
     limits = limits.fixed_for(program)
     for sweep in (_raising(program, limits), _sinking(program, limits)) * rounds:
-        timeline, _ = _improve(timeline, limits.steps, sweeps, sweep)
+        steps = limits.steps
+        for _ in range(sweeps):
+            before = timeline
+            timeline, _, used = _sweep_once(before, steps, sweep)
+            steps -= used
+            if _lengths(timeline) == _lengths(before):
+                break
     return timeline
 
 
@@ -100,12 +106,16 @@ def _sweep_once(best: Timeline, steps: int, sweep: _Sweep) -> tuple[Timeline, li
         timeline = simulate(best.program, order)
         # As good is good enough: what one collective gave up may have gone to the next wait, from
         # where a pass over the waits can take it.
-        if (timeline.total_ns, timeline.exposed_ns) <= (best.total_ns, best.exposed_ns):
+        if _lengths(timeline) <= _lengths(best):
             return timeline, moves, spent
         by_exposure = sorted(moved, key=lambda start: (-int(best.exposed[start]), start))
         only = set(by_exposure[: len(by_exposure) // 2])
     undone = [replace(m, limited_by=LimitedBy.NOT_BETTER) if m.places else m for m in first]
     return best, undone, spent
+
+
+def _lengths(timeline: Timeline) -> tuple[int, int]:
+    return timeline.total_ns, timeline.exposed_ns
 
 
 def _records(after: Timeline, before: Order, last: dict[int, Move], kind: Kind) -> tuple[Move, ...]:

@@ -273,17 +273,18 @@ def _solve_runs(
     """The captured order, which is `best`, or what is decided in runs of tasks that stay together.
     Runs never count less memory than their tasks: what fits still does when taken apart."""
     runs = step.runs
-    order = Order.captured(runs.program)
-    captured = Candidate(alone(runs.program), order, simulate(runs.program, order))
     if hopes is not None:
         assert step.layers is not None
         workshop = Workshop(runs.program, step.reprice, bounds, step.layers[runs.heads])
-        found = climbed(workshop, hopes.recipes, set(), hopes.total_ns, captured)
+        found = climbed(workshop, hopes.recipes, set(), hopes.total_ns, best)
     else:
         folded = step.fold_of_runs
         layers = folded.whole_layers if folded else None
         workshop = Workshop(runs.program, step.reprice, bounds, layers)
-        found = construct_best(workshop, folded, captured)
+        found = construct_best(workshop, folded, best)
+    if found is best:
+        order = Order.captured(runs.program)
+        found = Candidate(alone(runs.program), order, simulate(runs.program, order))
     found = _finished(found, bounds, limits)
     merged, order = runs.expanded(found.merged, found.order, step.reprice)
     expanded = Candidate(merged, order, simulate(merged.program, order))
