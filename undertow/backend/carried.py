@@ -33,7 +33,9 @@ _VIEWS = frozenset(
 _PASSING = _VIEWS | {_aten._to_copy, _aten.div, _aten.mul}
 _LARGE = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
 _POINTS = 16  # of a forward graph; each ends a run of kernels
-_MARGIN = 110  # hundredths of what collectives should take: those that wait for others are late
+# Hundredths of what collectives should take, after which the link counts as free: a link that has
+# nothing to do loses that time, while what waits on it for another is only a little late.
+_TAKEN = 78
 AT_ONCE = -1  # the number of no crossing: parameters that are only brought up to date
 
 
@@ -237,7 +239,7 @@ def _coming(start: fx.Node, timeline: Timeline, nodes: Mapping[str, fx.Node]) ->
     return _Coming(
         max((int(timeline.end[other]) for other in before), default=0),
         place,
-        int(timeline.end[place] - timeline.begin[place]) * _MARGIN // 100,
+        int(timeline.end[place] - timeline.begin[place]) * _TAKEN // 100,
         max((*needed, *start.all_input_nodes)),
         start,
     )
