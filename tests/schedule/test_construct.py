@@ -115,6 +115,26 @@ def test_cheap_tasks_that_only_serve_a_collective_move_with_it():
     assert names(program, Policy(), None) == "to s a r b"
 
 
+def test_a_short_cast_never_holds_up_a_tiny_gather():
+    """It would wait for the reduction that is on the link by then."""
+    program = parse_program("""
+        group g
+        input w 1B
+        buffer cast 1B
+        buffer full 8B
+        buffer grad 1B
+        output shard 1B
+        a compute 20us writes grad
+        r start g 50us reads grad writes shard
+        to compute 5us reads w writes cast
+        s start g 2us reads cast writes full
+        t wait s
+        b compute 20us reads full
+        u wait r
+    """)
+    assert names(program, Policy(), None).startswith("to s a")
+
+
 @given(rngs, st.integers(2, 30), st.sampled_from([0, 3, 10**6]), st.sampled_from([0, 20, 1 << 60]))
 @settings(max_examples=300)
 def test_every_construction_is_legal(rng: random.Random, size: int, window: int, horizon: int):

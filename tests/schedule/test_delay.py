@@ -30,8 +30,8 @@ BACKWARD = """
 """
 
 
-def names(program: Program) -> str:
-    order = delayed_order(Facts(program))
+def names(program: Program, *, is_frugal: bool = False) -> str:
+    order = delayed_order(Facts(program), is_frugal=is_frugal)
     verify(program, order)
     return " ".join(program.tasks[i].name for i in order.tasks)
 
@@ -65,6 +65,31 @@ def test_work_goes_behind_the_first_of_the_collectives_that_end_a_step():
     # What has to be hidden is the scatter and the reduction that waits for it.
     assert names(program) == "act scatter weight update here all done"
     assert solve(program, Limits(peak_ratio=None)).timeline.total_ns == 50_000
+
+
+def test_at_the_end_of_a_frugal_step_only_that_is_delayed_whose_own_collectives_take_less():
+    program = parse_program("""
+        group dp
+        input x 1B
+        buffer dw 1B
+        buffer dv 1B
+        buffer dx 1B
+        output w 1B
+        output v 1B
+        output e 1B
+        first  compute 30us reads x writes dw
+        one    start dp 40us reads dw writes w
+        second compute 30us reads x writes dv
+        two    start dp 10us reads dv writes v
+        act    compute 20us reads x writes dx
+        last   start dp 45us reads dx writes e
+        a wait one
+        b wait two
+        c wait last
+    """)
+    # Behind the last reduction `second` gains 20 us of its 30, and `first` would lose 10.
+    assert names(program, is_frugal=True) == "first one act last second two a b c"
+    assert names(program) == "act last first one second two a b c"
 
 
 def test_no_more_is_delayed_than_it_takes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,8 @@ from undertow.schedule.candidates import Bounds, Candidate, Recipe, Workshop
 from undertow.schedule.construct import Policy
 from undertow.schedule.explore import (
     FOLD_POLICIES,
+    NEAR_PERMILLE,
+    ROOMY_PERMILLE,
     bounds_of_fold,
     climbed,
     construct_best,
@@ -27,7 +31,8 @@ from undertow.schedule.explore import (
 )
 from undertow.schedule.repeats import fold
 
-FREE = Bounds(None, None, 1)
+FREE = Bounds(None, None, 1, near_permille=NEAR_PERMILLE)
+ROOMY = replace(FREE, near_permille=ROOMY_PERMILLE)
 SLOW_NS, QUICK_NS = 100_000, 1_000
 
 
@@ -80,9 +85,9 @@ def _tried(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     return found
 
 
-def climb(program: Program, recipes: list[Recipe]) -> None:
+def climb(program: Program, recipes: list[Recipe], bounds: Bounds = FREE) -> None:
     layers = np.arange(len(program)) * 12 // len(program)
-    workshop = Workshop(program, latency_in_quick_alone, FREE, layers)
+    workshop = Workshop(program, latency_in_quick_alone, bounds, layers)
     order = Order.captured(program)
     captured = Candidate(alone(program), order, simulate(program, order))
     climbed(workshop, recipes, set(), 1, captured)
@@ -112,6 +117,12 @@ def test_other_buckets_are_those_of_another_size(tried):
     ]
     assert recipes[1] not in tried
     assert recipes[4] not in tried
+
+
+def test_who_gives_more_memory_gets_all_sizes_tried(tried):
+    recipes = [Recipe(20), Recipe(100), Recipe(50), Recipe(300)]
+    climb(two_groups(12, SLOW_NS * 3), recipes, ROOMY)
+    assert set(recipes) <= set(tried)
 
 
 def sizes_tried(more_ns: int) -> set[int]:

@@ -150,17 +150,18 @@ class Bases:
         if not merged.copies:  # one call for several collectives changes nothing for what follows
             still_last = [is_last[origins[0]] for origins in merged.origins]
         self._captured = Facts(merged.program, still_last)
-        self._delayed: Facts | None = None
+        self._delayed: dict[bool, Facts] = {}  # the usual, and the frugal
         self._built: list[tuple[Bounds, Built, Candidate]] = []
 
     def candidate(self, policy: Policy, bounds: Bounds) -> Candidate:
         """The schedule that `policy` constructs."""
-        if policy.delays and self._delayed_facts() is self._captured:
-            policy = replace(policy, delays=False)  # there is nothing to delay
+        is_frugal = policy.is_frugal
+        if policy.delays and self._delayed_facts(is_frugal) is self._captured:
+            policy = replace(policy, delays=False, is_frugal=False)  # there is nothing to delay
         for known_bounds, built, known in self._built:
             if known_bounds is bounds and built.is_same_for(policy):
                 return known
-        facts = self._delayed_facts() if policy.delays else self._captured
+        facts = self._delayed_facts(is_frugal) if policy.delays else self._captured
         made = construct(facts, policy, bounds.peak_nbytes, bounds.in_flight_nbytes)
         timeline = simulate(self.merged.program, made.order)
         found = Candidate(self.merged, made.order, timeline)
@@ -183,10 +184,11 @@ class Bases:
             candidate = Candidate(self.merged, made.order, timeline)
         return candidate
 
-    def _delayed_facts(self) -> Facts:
-        if self._delayed is None:
-            self._delayed = self._captured.in_order(delayed_order(self._captured))
-        return self._delayed
+    def _delayed_facts(self, is_frugal: bool) -> Facts:
+        if is_frugal not in self._delayed:
+            order = delayed_order(self._captured, is_frugal=is_frugal)
+            self._delayed[is_frugal] = self._captured.in_order(order)
+        return self._delayed[is_frugal]
 
 
 class Workshop:

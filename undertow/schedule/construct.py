@@ -26,7 +26,8 @@ class Policy:
 
     horizon_ns: int = _NEVER  # start a collective at most this much compute before its first use
     window: int = 0  # how many places a compute task may overtake one that would stand still
-    delays: bool = False  # put independent work behind the collectives that compute waits for
+    delays: bool = False  # put independent work behind the collectives that compute waits for,
+    is_frugal: bool = False  # at the end of the step only what takes longer than its collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ class Built:
     def is_same_for(self, policy: Policy) -> bool:
         """Whether `policy`, which differs in horizon or window alone, would change nothing."""
         mine = self.policy
-        if policy.delays != mine.delays or policy.window < mine.window:
+        if (policy.delays, policy.is_frugal) != (mine.delays, mine.is_frugal):
+            return False
+        if policy.window < mine.window:
             return False
         is_near = self.reach_ns <= policy.horizon_ns <= mine.horizon_ns
         return is_near and (policy.window == mine.window or not self.was_held)

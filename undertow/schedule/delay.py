@@ -4,24 +4,28 @@ In a captured backward pass the gradient of a weight is computed before that of 
 the collective that the next layer needs (a tensor-parallel reduction, an exchange of experts, the
 last reduction of the step) starts only after both. Behind such a blocking start nothing is left to
 hide it. Here the tasks shortly before it that it does not depend on are put behind it, as much of
-them as it takes to cover it.
+them as it takes to cover it. At the end of the step their own collectives then come last: a frugal
+order puts only as much there as takes longer than those.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from undertow.program import Order, Program
-from undertow.program.model import COMPUTE, VIEW, WAIT
+from undertow.program.model import COMPUTE, START, VIEW, WAIT
 from undertow.schedule.facts import Facts
 
 
-def delayed_order(facts: Facts) -> Order:
+def delayed_order(facts: Facts, *, is_frugal: bool = False) -> Order:
     """The captured order with independent work moved behind blocking starts; legal, since what
     moves takes all that depends on it along."""
     program = facts.program
     order: list[int] = []
     begin = 0
-    for start, ns in _blocking_starts(facts):
-        moved = _independent_before(program, start, begin, ns)
+    for blocking in _blocking_starts(facts, is_frugal):
+        start = blocking.start
+        moved = _independent_before(program, blocking, begin)
         behind = set(moved)
         order += [task for task in range(begin, start) if task not in behind]
         order.append(start)
@@ -31,10 +35,19 @@ def delayed_order(facts: Facts) -> Order:
     return Order(tuple(order))
 
 
-def _blocking_starts(facts: Facts) -> list[tuple[int, int]]:
-    """The starts to put work behind, and how much: those that compute waits for and, of those at
-    the end of the step that nothing waits for, the last one, behind which all others have been
-    sent. If that one waits for others (an all-reduce of what was scattered), the first of them."""
+@dataclass(frozen=True, slots=True)
+class _Blocking:
+    """A start to put work behind."""
+
+    start: int
+    ns: int  # how much
+    last_stream: int = -1  # at the end of a frugal step: where the work's own collectives come last
+
+
+def _blocking_starts(facts: Facts, is_frugal: bool) -> list[_Blocking]:
+    """Those that compute waits for and, of those at the end of the step that nothing waits for, the
+    last one, behind which all others have been sent. If that one waits for others (an all-reduce of
+    what was scattered), the first of them."""
     program, end = facts.program, len(facts.program)
     if not program.starts:
         return []
@@ -43,9 +56,10 @@ def _blocking_starts(facts: Facts) -> list[tuple[int, int]]:
     found = []
     for start in program.starts:
         if start not in chained and facts.first_use[start] < end and _is_blocking(facts, start):
-            found.append((start, program.tasks[start].ns))
+            found.append(_Blocking(start, program.tasks[start].ns))
         elif start == chain[0] and _is_blocking(facts, chain[-1]):
-            found.append((start, sum(program.tasks[each].ns for each in chain)))
+            ns = sum(program.tasks[each].ns for each in chain)
+            found.append(_Blocking(start, ns, program.tasks[chain[-1]].stream if is_frugal else -1))
     return found
 
 
@@ -72,19 +86,27 @@ def _is_blocking(facts: Facts, start: int) -> bool:
     return is_produced and cover < facts.program.tasks[start].ns
 
 
-def _independent_before(program: Program, start: int, begin: int, ns: int) -> list[int]:
-    """Tasks before `start`, not before position `begin`, that it does not depend on: those nearest
-    to it, until their compute covers so much."""
-    needed = set(program.predecessors[start])
+def _independent_before(program: Program, blocking: _Blocking, begin: int) -> list[int]:
+    """Tasks before a blocking start, not before position `begin`, that it does not depend on: those
+    nearest to it, until their compute covers it, or as many as gain most."""
+    needed = set(program.predecessors[blocking.start])
     found: list[int] = []
-    cover = 0
-    for task in range(start - 1, begin - 1, -1):
-        if cover >= ns:
+    cover = most = count = 0
+    debt = 0  # what their own collectives add to the end of the step
+    for index in range(blocking.start - 1, begin - 1, -1):
+        if cover >= blocking.ns:
             break
-        if task in needed:
-            needed.update(program.predecessors[task])
-        else:
-            found.append(task)
-            if program.tasks[task].kind is COMPUTE:
-                cover += program.tasks[task].ns
+        if index in needed:
+            needed.update(program.predecessors[index])
+            continue
+        found.append(index)
+        task = program.tasks[index]
+        if task.kind is COMPUTE:
+            cover += task.ns
+        elif task.kind is START and task.stream == blocking.last_stream:
+            debt += task.ns
+        if cover - debt > most:
+            most, count = cover - debt, len(found)
+    if blocking.last_stream >= 0:
+        del found[count:]
     return found[::-1]

@@ -15,8 +15,10 @@ from undertow.schedule.limits import Limits
 from undertow.schedule.moves import LimitedBy, Move
 from undertow.schedule.sweep import FOREVER, Sweep, Unit
 
-_CHEAP_SHARE = 4
-"""What travels with a start may take a quarter of the time that the collective takes."""
+CHEAP_SHARE = 4
+"""What travels with a start may take a quarter of the time that the collective takes,"""
+CHEAP_NS = 10_000
+"""or so little: a cast of a tiny shard must not hold up its gather, and those after it."""
 _MOST_MEMBERS = 64
 """More tasks than this do not travel together: each that joins is compared with all of them."""
 
@@ -67,8 +69,8 @@ class _Raise:
         if kind not in (VIEW, COMPUTE) or len(unit.members) == _MOST_MEMBERS:
             return False
         ns = sum(self._program.tasks[member].ns for member in unit.members[1:])
-        allowed = self._program.tasks[unit.head].ns
-        if (ns + self._program.tasks[task].ns) * _CHEAP_SHARE > allowed:
+        allowed = max(self._program.tasks[unit.head].ns // CHEAP_SHARE, CHEAP_NS)
+        if ns + self._program.tasks[task].ns > allowed:
             return False
         return self._edges.serves_only(task, unit.members)
 

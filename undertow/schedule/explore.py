@@ -103,7 +103,8 @@ def climbed(
 ) -> Candidate:
     """`best`, or what recipes make of the whole: the best of the fold first, then changes of what
     was best so far. `hoped_ns` is what the fold let hope for: if that does not come true, the best
-    recipes with other buckets are tried too; with layers it never quite does."""
+    recipes with other buckets are tried too; with layers it never quite does. Where more memory is
+    given than the captured order takes, all of them are."""
     bounds = workshop.bounds
     near_ns = _longest(workshop.program) * _HORIZONS[0]
     chosen = recipes[0]
@@ -126,8 +127,13 @@ def climbed(
             if candidate.rank(bounds) < best.rank(bounds):
                 best, chosen = candidate, recipe
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
-        if not left and not is_good and chosen.layers is None:
-            left = [partial(_instead, other) for other in others[:_OTHERS]]
+        is_thorough = bounds.near_permille < NEAR_PERMILLE
+        if not left and (is_thorough or (not is_good and chosen.layers is None)):
+            if is_thorough and others:
+                others += [_frugal(recipe) for recipe in (chosen, *others)]
+            elif not is_thorough:
+                del others[_OTHERS:]
+            left = [partial(_instead, other) for other in others]
             others = []
     return best
 
@@ -174,6 +180,11 @@ def _as_it_is(recipe: Recipe) -> Recipe:
 
 def _instead(other: Recipe, recipe: Recipe) -> Recipe:
     return other
+
+
+def _frugal(recipe: Recipe) -> Recipe:
+    """With less work behind the last collectives of a step, where its own would come last."""
+    return replace(recipe, policy=replace(recipe.policy, delays=True, is_frugal=True))
 
 
 def _of_most_layers(recipe: Recipe) -> Recipe:

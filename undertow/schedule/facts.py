@@ -15,10 +15,9 @@ import numpy as np
 
 from undertow.program import Kind, Lifetime, Order, Program, profile_memory
 from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT
+from undertow.schedule.early_starts import CHEAP_NS, CHEAP_SHARE
 from undertow.schedule.range_max import RangeAddMax
 from undertow.schedule.running import touched_nbytes
-
-_CHEAP_SHARE = 4  # a task that only serves a collective moves with it if it takes a quarter or less
 
 _MOVABLE = (COMPUTE, VIEW)
 _OURS = (Lifetime.INTERMEDIATE, Lifetime.DONATED)
@@ -136,7 +135,7 @@ class Facts:
     def _serving(self, start: int) -> list[int]:
         """A start and the cheap tasks before it that all lead to it alone."""
         place, sources, successors = self._place, self.program.predecessors, self.program.successors
-        most_ns = self.ns[start] // _CHEAP_SHARE
+        most_ns = max(self.ns[start] // CHEAP_SHARE, CHEAP_NS)
         found, todo = [start], [self.base_order.tasks[start]]
         others: dict[int, int] = {}  # task -> how many follow it that are not found
         while todo:
