@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, fx
 
 from tests.graph.stand_ins import run_alone
 from tests.graph.test_ddp import X, step, traced, weights
 from undertow.capture.mesh import fake_world
 from undertow.graph import convert
-from undertow.graph.flat_gradients import flatten_gradients
+from undertow.graph.flat_gradients import _by_size, flatten_gradients
 from undertow.program import Order, verify
 
 aten, ops = torch.ops.aten, torch.ops._c10d_functional
@@ -93,3 +96,19 @@ def test_groups_of_other_backends_are_left_alone() -> None:
     with fake_world(4):
         assert flatten_gradients(module.graph) == 0
     assert module.graph.python_code("self").src == before
+
+
+@given(st.lists(st.sampled_from([320, 1 << 12, 1 << 18, 1 << 20, 1 << 22]), max_size=40))
+def test_a_tiny_gradient_makes_no_bucket_of_its_own(sizes: list[int]) -> None:
+    """One vector alone would be given out as the bucket itself, which others hold meanwhile."""
+    gradients: list[Any] = [
+        SimpleNamespace(
+            value=SimpleNamespace(meta={"val": torch.empty(size, device="meta")}), key=lambda: "k"
+        )
+        for size in sizes
+    ]
+    buckets = _by_size(gradients, 32)
+    assert [one for bucket in buckets for one in bucket] == gradients
+    if max(sizes, default=0) > 1 << 12:
+        for bucket in buckets:
+            assert sum(one.value.meta["val"].numel() for one in bucket) > 1 << 12
