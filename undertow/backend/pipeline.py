@@ -71,7 +71,7 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     captured = _captured(gm, part)
     is_shared = isinstance(captured, Program) and bool(captured.starts)
     if is_shared:
-        counts["threads that let compute go first"] += let_compute_go_first()
+        counts["yielding threads"] += let_compute_go_first()
     may_differ = is_shared and torch_api.job_store() is not None  # other ranks may decide otherwise
     pristine = _copy(gm) if options.is_measuring or may_differ else gm
     known = _known(captured, options)
