@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from undertow.backend.carried import make_ready, reduced_inputs
+from undertow.backend.kept import Halves, partition_within
 from undertow.backend.native import decompositions, settled
 from undertow.backend.options import BackendOptions, parse_options
 from undertow.backend.outside import tell_what_is_outside
@@ -24,7 +25,7 @@ from undertow.backend.pipeline import compile_part
 from undertow.backend.scheduled import Part
 from undertow.capture import torch_api
 from undertow.capture.carry import Crossing, is_carrying
-from undertow.capture.partition import Split, partition
+from undertow.capture.partition import Split
 from undertow.codegen.kernels_reuse import spare_names
 
 __all__ = ["compiled_backward", "undertow"]
@@ -73,7 +74,7 @@ class _Compilation:
     def __init__(self, options: BackendOptions) -> None:
         self.options = options
         self.label = f"graph{next(_numbers)}"
-        self.split = Split()
+        self.halves: Halves | None = None
         self.reduced: list[str] = []  # inputs whose gradients backward all-reduces
         self.crossing: Crossing | None = None  # if it leaves that to the next forward
 
@@ -113,8 +114,9 @@ class _Compilation:
         if is_carrying():
             self.reduced = reduced_inputs(joint.graph, settings["num_fwd_outputs"])
             self.crossing = Crossing() if self.reduced else None
-        forward, backward, self.split = partition(joint, inputs, fuses=fuses, **settings)
-        return forward, backward
+        memory, timeout = self.options.memory, self.options.timeout
+        self.halves = partition_within(joint, inputs, memory, timeout, fuses=fuses, **settings)
+        return self.halves.forward, self.halves.backward
 
     def _bring_up_to_date(self, gm: fx.GraphModule) -> None:
         """Parameters may have been left to this graph by the last step."""
@@ -125,16 +127,20 @@ class _Compilation:
 
     def _forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._bring_up_to_date(gm)
-        run = compile_part(gm, Part(f"{self.label}.forward"), self.options)
+        peak = None if self.halves is None else self.halves.forward_nbytes
+        run = compile_part(gm, Part(f"{self.label}.forward", peak_nbytes=peak), self.options)
         run.crossing = self.crossing  # type: ignore[attr-defined]  # its nodes have the number
         return run
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        halves = self.halves
+        split = Split() if halves is None else halves.split
         part = Part(
             f"{self.label}.backward",
-            self.split.donated,
-            spare_names(gm, self.split.forward_inputs),
-            self.split.resident_nbytes,
+            split.donated,
+            spare_names(gm, split.forward_inputs),
+            split.resident_nbytes,
+            None if halves is None else halves.backward_nbytes,
             self.crossing,
         )
         return compile_part(gm, part, self.options)

@@ -30,6 +30,7 @@ from undertow.backend.carried import (
     start_last_first,
 )
 from undertow.backend.costs import Measured, kept_costs
+from undertow.backend.kept import limits_beside
 from undertow.backend.native import compile_native
 from undertow.backend.options import BackendOptions
 from undertow.backend.retime import Retimer, told
@@ -46,7 +47,7 @@ from undertow.cost.sources import Source
 from undertow.errors import OrderError, ProgramError
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import convert
-from undertow.graph.nodes import name_modules
+from undertow.graph.nodes import copy_module, name_modules
 from undertow.graph.schedule_graph import schedule_nodes, sources_of
 from undertow.program import Program, simulate
 from undertow.program.serialize import load_json
@@ -73,7 +74,7 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
     if is_shared:
         counts["yielding threads"] += let_compute_go_first()
     may_differ = is_shared and torch_api.job_store() is not None  # other ranks may decide otherwise
-    pristine = _copy(gm) if options.is_measuring or may_differ else gm
+    pristine = copy_module(gm) if options.is_measuring or may_differ else gm
     known = _known(captured, options)
     measured = _kept(captured, options) if known is None else None
     clock.lap("prepare")
@@ -92,7 +93,7 @@ def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Cal
         return _boxed(run, part, scheduled.program)
 
     def again(costs: Measured) -> tuple[Scheduled, Run]:
-        anew = schedule(_copy(pristine), captured, part, options, costs)
+        anew = schedule(copy_module(pristine), captured, part, options, costs)
         anew = _agreed(anew, pristine, options, costs)
         return anew, _write(anew, options)
 
@@ -148,7 +149,7 @@ def _agreed(
         f"{scheduled.part.label} has other sizes here than on rank 0 of its group, and issues its "
         "collectives as that rank decided",
     )
-    return schedule(_copy(pristine), captured, scheduled.part, options, costs, others)
+    return schedule(copy_module(pristine), captured, scheduled.part, options, costs, others)
 
 
 def _kept(captured: Program | ProgramError, options: BackendOptions) -> Measured | None:
@@ -156,13 +157,6 @@ def _kept(captured: Program | ProgramError, options: BackendOptions) -> Measured
     if not options.is_measuring or isinstance(captured, ProgramError) or not captured.starts:
         return None
     return kept_costs(captured, options.timeout)
-
-
-def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph as it is now, for scheduling it once more; its attributes are shared."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    return fx.GraphModule(gm, graph)
 
 
 def _write(scheduled: Scheduled, options: BackendOptions) -> Run:
@@ -314,10 +308,9 @@ def _cluster(graph: fx.Graph, options: BackendOptions) -> Cluster:
 
 
 def _limits(memory: Limits, part: Part) -> Limits:
-    """An absolute limit is for the whole step: what others hold meanwhile is not ours to use."""
-    if memory.peak_bytes is None:
-        return memory
-    return replace(memory, peak_bytes=max(memory.peak_bytes - part.resident_nbytes, 0))
+    if part.peak_nbytes is not None:
+        return replace(memory, peak_bytes=part.peak_nbytes)
+    return limits_beside(memory, part.resident_nbytes)
 
 
 def plan_for(program: Program, place: Path, label: str) -> Plan:

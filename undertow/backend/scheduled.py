@@ -23,6 +23,7 @@ class Part:
     # inputs that maybe nobody else holds, whose memory is used again, and whether that is sure
     spare: Mapping[str, bool] = field(default_factory=dict)
     resident_nbytes: int = 0  # held meanwhile by others: counts against an absolute limit
+    peak_nbytes: int | None = None  # what it may use, where that is not of its own captured order
     crossing: Crossing | None = None  # of a backward that leaves reductions to the next forward
 
 

@@ -157,3 +157,10 @@ def notes_of(node: fx.Node) -> dict[str, Any]:
     """Where a node comes from: what those that take its place are told of it."""
     kept = ("nn_module_stack", "fwd_nn_module_stack", "module", "phase")
     return {name: node.meta[name] for name in kept if name in node.meta}
+
+
+def copy_module(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph as it is now, to be changed on its own; its attributes are shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    return fx.GraphModule(gm, graph)
