@@ -17,6 +17,7 @@ from tests.capture.gloo_ranks import Ranks
 from tests.capture.test_gloo_parity import Case
 from undertow.backend import pipeline, undertow
 from undertow.backend.agree import sequences
+from undertow.capture.full_state import full_state_dict
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import parallelize
 from undertow.runtime.notices import counts
@@ -124,9 +125,59 @@ def test_a_batch_with_more_tokens_than_was_said_is_refused(two: Ranks) -> None:
         assert "embedding_rows is 60, but this batch looks up 65 rows" in said
 
 
+def sharded(asked: tuple[str, list[tuple[int, int]]]) -> list[int]:
+    """On one rank: steps on a table that is sharded, against one process with all of it; the bytes
+    of each collective."""
+    codegen, steps = asked
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole = Net()
+    model = parallelize(copy.deepcopy(whole), Mesh({"dp": world}), "fsdp")
+    options = {"codegen": codegen, "embedding_rows": MOST, "timeout": 60}
+    run = torch.compile(model, backend=undertow, dynamic=False, options=options)
+    sizes = []
+
+    def schedule(gm: Any, captured: Any, *more: Any, **settings: Any) -> Any:
+        sizes.extend(captured.tasks[start].work.nbytes for start in captured.starts)
+        return scheduled(gm, captured, *more, **settings)
+
+    scheduled = pipeline.schedule
+    with mock.patch.object(pipeline, "schedule", schedule):
+        for samples in steps:
+            # Of both ranks' halves of the table; one has no gradient, some come up twice.
+            batches = [torch.randint(40, (count, SEQ)) * 25 + 3 for count in samples]
+            losses = [whole(batch).square().mean() for batch in batches]
+            (sum(losses) / world).backward()
+            loss = run(batches[rank]).square().mean()
+            loss.backward()
+            torch.testing.assert_close(loss, losses[rank], rtol=2e-5, atol=2e-6)
+            for each in (whole, model):
+                torch.optim.SGD(each.parameters(), lr=0.5).step()
+                each.zero_grad()
+    state, wanted = full_state_dict(model), whole.state_dict()
+    for name, value in wanted.items():
+        torch.testing.assert_close(state[name], value, rtol=2e-5, atol=2e-6)
+    return sizes
+
+
+@pytest.mark.parametrize("codegen", ["native", "aten", "inductor"])
+def test_rows_of_a_sharded_table_are_exchanged(two: Ranks, codegen: str) -> None:
+    for sizes in two.run(sharded, (codegen, [(4, 4), (4, 4)]), COMPILING):
+        assert max(sizes) < TABLE_NBYTES / 2 / 2  # nowhere near the shard that would be gathered
+        assert MOST * 8 in sizes
+
+
+def test_ranks_with_other_batches_exchange_as_many_rows(two: Ranks) -> None:
+    steps = [(2, 9), (4, 12), (4, 7)]
+    first, second = two.run(sharded, ("native", steps), COMPILING)
+    assert set(first) == set(second)
+
+
 def llama(case: Case) -> int:
     return parallelized(case, embedding_rows=32)
 
 
-def test_a_llama_trains_as_in_one_process(two: Ranks) -> None:
-    assert min(two.run(llama, Case("llama", {"dp": 2}, "ddp"), COMPILING)) > 0
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_llama_trains_as_in_one_process(two: Ranks, kind: str) -> None:
+    assert min(two.run(llama, Case("llama", {"dp": 2}, kind), COMPILING)) > 0

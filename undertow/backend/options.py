@@ -38,7 +38,7 @@ class BackendOptions:
     cluster: Cluster | str | None = None  # None: guessed from the job; "measure": timed as it runs
     memory: Limits = field(default_factory=Limits)  # also as text: "70GiB", "+5%", "none"
     merge: Merge = True  # whether collectives may run as one; or how: "coalesced", "copied"
-    embedding_rows: int = 0  # most tokens of a batch: gathers rows; 0: tables are reduced
+    embedding_rows: int = 0  # most tokens of a batch: sends rows; 0: tables are sent
     split: bool = False  # whether work may be cut into pieces to start communication sooner
     plan: Path | None = None  # a Plan, or a folder of them: applied instead of solving
     save: Path | None = None  # a folder: Plans are written there

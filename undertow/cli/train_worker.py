@@ -6,7 +6,7 @@ same model on the same data, so that their losses can be compared: `compute` alo
 `+aten` and `+inductor` in place of the kernels that the backend takes by itself, and
 `undertow ddp+carried`, whose reductions go on in the next step (`undertow.carry_over`) and whose
 embeddings are reduced by rows, and `undertow fsdp+kept`, with a quarter more memory than its graphs
-need as captured, in which layers stay gathered until backward.
+need as captured, in which layers stay gathered until backward, and embeddings by rows as well.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Trainer:
             kind, _, codegen = variant.removeprefix("undertow ").partition("+")
             parallelize(self._model, Mesh({"dp": world}), kind)
             own: dict[str, Any] = {"codegen": codegen} if codegen else {}
-            if variant == CARRIED:
+            if variant in (CARRIED, KEPT):
                 own = {"embedding_rows": self._setup.batch * self._setup.seq}
-            elif variant == KEPT:
-                own = {"memory": "+25%"}
+            if variant == KEPT:
+                own |= {"memory": "+25%"}
             options = self._setup.options | own
             run: Callable[..., Any] = torch.compile(self._model, backend=undertow, options=options)
             return run

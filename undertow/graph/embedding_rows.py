@@ -45,10 +45,10 @@ def gather_embedding_rows(graph: fx.Graph, most: int, backends: Sequence[str] = 
         if runs_on(gradient.start, backends)
         and _is_of_table(gradient)
         and _saves_half(gradient, most)
-        and _is_unchanged(converted, gradient.value)
+        and is_unchanged(converted, gradient.value)
     ]
     for gradient in gradients:
-        _check_tokens(gradient.value, most)
+        check_tokens(gradient.value, most)
         _write(gradient, most)
     return len(gradients)
 
@@ -78,7 +78,7 @@ def _ranks(gradient: Gradient) -> tuple[int, ...]:
     return torch_api.ranks_of_group(named_arguments(gradient.start)["group_name"])
 
 
-def _is_unchanged(converted: Converted, table: fx.Node) -> bool:
+def is_unchanged(converted: Converted, table: fx.Node) -> bool:
     """Whether nobody writes to what a table's gradient is made of: it is read for longer now."""
     program = converted.program
     at = program.index[table.name]
@@ -86,7 +86,8 @@ def _is_unchanged(converted: Converted, table: fx.Node) -> bool:
     return later.isdisjoint(program.tasks[at].reads)
 
 
-def _check_tokens(table: fx.Node, most: int) -> None:
+def check_tokens(table: fx.Node, most: int) -> None:
+    """UndertowError if a lookup, or its backward, is of more rows than that or of who knows."""
     tokens = named_arguments(table)["indices"].meta["val"].numel()
     if not isinstance(tokens, int):
         raise UndertowError(
@@ -107,14 +108,14 @@ def _write(gradient: Gradient, most: int) -> None:
     table, given = gradient.value, named_arguments(gradient.value)
     tokens, width = given["indices"].meta["val"].numel(), table.meta["val"].shape[1]
     with table.graph.inserting_before(table):
-        rows = _flat(given["grad_output"], [tokens, width])
+        rows = flat(given["grad_output"], [tokens, width])
         if gradient.divisor != 1:
             rows = insert_call(_aten.div.Tensor, rows, gradient.divisor)  # while they are few
         # Those that fill up add zeros to the first row of the table.
-        index = _filled(_flat(given["indices"], [tokens]), most)
-        starts = [_gather(_filled(rows, most), gradient), _gather(index, gradient)]
+        index = filled(flat(given["indices"], [tokens]), most)
+        starts = [gather(filled(rows, most), gradient.start), gather(index, gradient.start)]
     with table.graph.inserting_before(gradient.wait):
-        gathered = [_wait(start) for start in starts]
+        gathered = [wait_for(start) for start in starts]
         options = (given["num_weights"], given["padding_idx"], False)
         added = insert_call(_aten.embedding_dense_backward.default, *gathered, *options)
     added.meta |= notes_of(table)
@@ -124,13 +125,14 @@ def _write(gradient: Gradient, most: int) -> None:
             table.graph.erase_node(node)
 
 
-def _flat(node: fx.Node, shape: list[int]) -> fx.Node:
+def flat(node: fx.Node, shape: list[int]) -> fx.Node:
+    """A view of it in another shape, of a copy if it is not contiguous."""
     if not node.meta["val"].is_contiguous():
         node = insert_call(_aten.clone.default, node, memory_format=torch.contiguous_format)
     return insert_call(_aten.view.default, node, shape)
 
 
-def _filled(node: fx.Node, most: int) -> fx.Node:
+def filled(node: fx.Node, most: int) -> fx.Node:
     """With zeros after it, up to `most` of its rows."""
     value = node.meta["val"]
     missing = most - value.shape[0]
@@ -140,16 +142,18 @@ def _filled(node: fx.Node, most: int) -> fx.Node:
     return insert_call(_aten.constant_pad_nd.default, node, around)
 
 
-def _gather(node: fx.Node, gradient: Gradient) -> fx.Node:
-    value, size = node.meta["val"], len(_ranks(gradient))
-    args: Any = (node, size, named_arguments(gradient.start)["group_name"])
+def gather(node: fx.Node, like: fx.Node) -> fx.Node:
+    """The start of a gather of `node` in the group of the collective `like`."""
+    group = named_arguments(like)["group_name"]
+    value, size = node.meta["val"], len(torch_api.ranks_of_group(group))
+    args: Any = (node, size, group)
     start = node.graph.call_function(_ops.all_gather_into_tensor.default, args)
     result = value.new_empty([size * value.shape[0], *value.shape[1:]])
-    start.meta = {**notes_of(gradient.value), "val": result}
+    start.meta = {**notes_of(like), "val": result}
     return start
 
 
-def _wait(start: fx.Node) -> fx.Node:
+def wait_for(start: fx.Node) -> fx.Node:
     wait = start.graph.call_function(_ops.wait_tensor.default, (start,))
     wait.meta = {**notes_of(start), "val": start.meta["val"]}
     return wait
