@@ -16,7 +16,7 @@ from undertow.program import (
     simulate,
     verify,
 )
-from undertow.schedule.construct import Policy, construct
+from undertow.schedule.construct import Policy, construct, construct_within
 from undertow.schedule.facts import Facts
 
 TWO_LAYERS = """
@@ -208,3 +208,23 @@ def test_a_sharded_step_comes_near_its_bound(limited: bool):
     assert lower_bounds(program).gap(timeline.total_ns) < (0.2 if limited else 0.03)
     if limit:
         assert timeline.peak_nbytes <= limit
+
+
+@given(rngs, st.integers(2, 30), st.integers(0, 40), st.integers(0, 2000))
+@settings(max_examples=200)
+def test_only_what_takes_too_long_is_given_up(
+    rng: random.Random, size: int, limit: int, share: int
+):
+    program = random_program(rng, size)
+    facts, policy = Facts(program), Policy(window=3)
+    built = construct(facts, policy, limit)
+    total_ns = simulate(program, built.order).total_ns
+    within_ns = total_ns * share // 1000
+    found = construct_within(within_ns, facts, policy, limit)
+    assert found == built if found is not None else total_ns > within_ns
+
+
+def test_a_step_that_stands_still_for_too_long_is_given_up():
+    facts = Facts(parse_program(TWO_LAYERS))
+    assert construct_within(50_000, facts, Policy(), None) is not None
+    assert construct_within(49_999, facts, Policy(), None) is None

@@ -75,13 +75,13 @@ def latency_in_quick_alone(task: Task, ranks: tuple[int, ...]) -> Task:
 def _tried(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     """The recipes by which schedules were made."""
     found: list[Recipe] = []
-    made = Workshop.by_recipe
+    made = Workshop.better_by_recipe
 
-    def by_recipe(self: Workshop, recipe: Recipe) -> Candidate:
+    def better_by_recipe(self: Workshop, recipe: Recipe, best: Candidate) -> Candidate | None:
         found.append(recipe)
-        return made(self, recipe)
+        return made(self, recipe, best)
 
-    monkeypatch.setattr(Workshop, "by_recipe", by_recipe)
+    monkeypatch.setattr(Workshop, "better_by_recipe", better_by_recipe)
     return found
 
 
@@ -183,10 +183,10 @@ def test_a_window_comes_first_where_it_makes_much_of_the_difference(tried, monke
     policies: list[Policy] = []
     made = Workshop.fitted
 
-    def fitted(self, buckets, policy):
+    def fitted(self, buckets, policy, within_ns=None):
         if buckets:
             policies.append(policy)
-        return made(self, buckets, policy)
+        return made(self, buckets, policy, within_ns)
 
     monkeypatch.setattr(Workshop, "fitted", fitted)
     order = Order.captured(program)

@@ -385,13 +385,12 @@ class Program:
     def first_toucher(self) -> tuple[int, ...]:
         """Per buffer, the first task in captured order that touches it; -1 for one that is there
         before the step or that nobody touches."""
-        first = [-1] * len(self.buffers)
-        for task in range(len(self.tasks) - 1, -1, -1):
-            for buffer in self.touches[task]:
-                first[buffer] = task
-        return tuple(
-            [-1 if there else task for task, there in zip(first, self.there_before, strict=True)]
-        )
+        arrays = self.arrays
+        first = np.full(len(self.buffers), -1, dtype=np.int64)
+        toucher = np.repeat(np.arange(len(self.tasks)), arrays.touch_counts)
+        first[arrays.touched[::-1]] = toucher[::-1]  # of several, the last that is assigned stays
+        first[arrays.there_before] = -1
+        return tuple(first.tolist())
 
     @cached_property
     def held_to_end(self) -> frozenset[int]:

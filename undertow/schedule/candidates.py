@@ -35,7 +35,7 @@ from undertow.schedule.buckets import (
     starts_before,
     styles,
 )
-from undertow.schedule.construct import Built, Policy, construct
+from undertow.schedule.construct import Built, Policy, construct, construct_within
 from undertow.schedule.delay import delayed_order
 from undertow.schedule.facts import Facts, last_in_line
 from undertow.schedule.limits import peak_in_flight
@@ -155,14 +155,31 @@ class Bases:
 
     def candidate(self, policy: Policy, bounds: Bounds) -> Candidate:
         """The schedule that `policy` constructs."""
+        found = self.candidate_within(None, policy, bounds)
+        assert found is not None
+        return found
+
+    def candidate_within(
+        self, within_ns: int | None, policy: Policy, bounds: Bounds
+    ) -> Candidate | None:
+        """The schedule that `policy` constructs; it may be None if that takes longer than so
+        many nanoseconds."""
         is_frugal = policy.is_frugal
         if policy.delays and self._delayed_facts(is_frugal) is self._captured:
             policy = replace(policy, delays=False, is_frugal=False)  # there is nothing to delay
+        elif is_frugal and self._delayed.get(False) is self._delayed_facts(is_frugal):
+            policy = replace(policy, is_frugal=False)  # nor less
         for known_bounds, built, known in self._built:
             if known_bounds is bounds and built.is_same_for(policy):
                 return known
-        facts = self._delayed_facts(is_frugal) if policy.delays else self._captured
-        made = construct(facts, policy, bounds.peak_nbytes, bounds.in_flight_nbytes)
+        facts = self._delayed_facts(policy.is_frugal) if policy.delays else self._captured
+        limits = bounds.peak_nbytes, bounds.in_flight_nbytes
+        if within_ns is None:
+            made: Built | None = construct(facts, policy, *limits)
+        else:
+            made = construct_within(within_ns, facts, policy, *limits)
+        if made is None:
+            return None
         timeline = simulate(self.merged.program, made.order)
         found = Candidate(self.merged, made.order, timeline)
         self._built.append((bounds, made, found))
@@ -187,7 +204,11 @@ class Bases:
     def _delayed_facts(self, is_frugal: bool) -> Facts:
         if is_frugal not in self._delayed:
             order = delayed_order(self._captured, is_frugal=is_frugal)
-            self._delayed[is_frugal] = self._captured.in_order(order)
+            other = self._delayed.get(not is_frugal)
+            if other is not None and other.base_order == order:
+                self._delayed[is_frugal] = other
+            else:
+                self._delayed[is_frugal] = self._captured.in_order(order)
         return self._delayed[is_frugal]
 
 
@@ -235,15 +256,28 @@ class Workshop:
         """The schedule that a recipe makes."""
         return self.fitted(self.bucketing(recipe), recipe.policy)[-1][0]
 
-    def fitted(self, buckets: Sequence[Bucket], policy: Policy) -> list[tuple[Candidate, Bases]]:
+    def better_by_recipe(self, recipe: Recipe, best: Candidate) -> Candidate | None:
+        """The schedule that a recipe makes, if that is better than `best`."""
+        excess, best_ns, _ = best.rank(self.bounds)
+        within_ns = None if excess else best_ns
+        tries = self.fitted(self.bucketing(recipe), recipe.policy, within_ns)
+        is_better = bool(tries) and tries[-1][0].rank(self.bounds) < best.rank(self.bounds)
+        return tries[-1][0] if is_better else None
+
+    def fitted(
+        self, buckets: Sequence[Bucket], policy: Policy, within_ns: int | None = None
+    ) -> list[tuple[Candidate, Bases]]:
         """A schedule with these buckets; where it does not fit, without those alive at the peak,
-        until it does. All tries, the last of which counts."""
+        until it does. All tries, the last of which counts. None once one takes longer than
+        `within_ns`: that with fewer buckets would too."""
         tries: list[tuple[Candidate, Bases]] = []
         asked = tuple(buckets)
         buckets = self._fitting.get(asked, buckets)
         for _ in range(_REPAIRS + 1):
             bases = self.bases(buckets)
-            candidate = bases.candidate(policy, self.bounds)
+            candidate = bases.candidate_within(within_ns, policy, self.bounds)
+            if candidate is None:
+                return []
             tries.append((candidate, bases))
             if candidate.rank(self.bounds)[0] == 0:
                 break

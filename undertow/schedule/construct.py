@@ -62,9 +62,21 @@ def construct(
     It tries to stay within the limits; the caller checks."""
     made = _Construction(facts, policy, limit_nbytes, in_flight_nbytes)
     made.keep(kept)
-    tasks = facts.base_order.tasks
-    order = Order(tuple([tasks[position] for position in made.run()]))
-    return Built(order, policy, made.reach, made.was_held)
+    made.run()
+    return made.built()
+
+
+def construct_within(
+    within_ns: int,
+    facts: Facts,
+    policy: Policy,
+    limit_nbytes: int | None,
+    in_flight_nbytes: int | None = None,
+) -> Built | None:
+    """The same; None as soon as it is certain that the step takes longer than `within_ns`."""
+    made = _Construction(facts, policy, limit_nbytes, in_flight_nbytes)
+    made.most_idle_ns = within_ns - facts.compute_before[-1]
+    return made.built() if made.run() else None
 
 
 class _Construction:
@@ -85,6 +97,7 @@ class _Construction:
         self.missing = facts.missing[:]
         self.unit_missing = dict(facts.entering)
         self.now = self.progress = self.reach = 0
+        self.most_idle_ns = _NEVER  # how long compute may stand still in all
         self.was_held = False
         self.kept = 0  # tasks that keep their place at the beginning
         self.free = [0] * len(program.streams)  # when each group's stream is free
@@ -135,8 +148,8 @@ class _Construction:
             givers[:] = sorted([start for start in givers if start >= count])
             self.startable += len(takers) + len(givers)
 
-    def run(self) -> list[int]:
-        """Positions in the order that was built."""
+    def run(self) -> bool:
+        """Place all tasks; whether that was done, or given up since the step takes too long."""
         order, blocked, ready, ns, count = self.order, self.blocked, self.ready, self.ns, self.count
         most_nbytes, limit = self.facts.most_nbytes, self.limit
         while True:
@@ -144,21 +157,27 @@ class _Construction:
                 self._place(heappop(blocked)[1])
             placed = len(order)
             if placed == count:
-                return order
+                return True
             is_next = self._has_next()
             if self.startable:
                 self._start_what_fits(ns[ready[0]] if is_next else 0)
             if not is_next:
-                if len(order) == placed:
-                    self._stand_still()
+                if len(order) == placed and not self._stand_still():
+                    return False
                 continue
             task = ready[0]  # what was started may have made an earlier one ready
             is_near = limit is not None and self.live + most_nbytes[task] > limit
             if is_near and self._over_limit(task):
-                self._stand_still()
+                if not self._stand_still():
+                    return False
                 continue
             heappop(ready)
             self._place(task)
+
+    def built(self) -> Built:
+        tasks = self.facts.base_order.tasks
+        order = Order(tuple([tasks[position] for position in self.order]))
+        return Built(order, self.policy, self.reach, self.was_held)
 
     # -- what comes next ---------------------------------------------------------------------------
 
@@ -175,20 +194,23 @@ class _Construction:
             return False
         return True
 
-    def _stand_still(self) -> None:
-        """Nothing can run: wait for a collective, or start the one that is needed first."""
+    def _stand_still(self) -> bool:
+        """Nothing can run: wait for a collective, or start the one that is needed first. Whether
+        the step may still be short enough: contention and launches only make it longer than the
+        clock here says."""
         if self.blocked:
             needed = min(self.blocked, key=self._urgency)
             self.blocked.remove(needed)
             heapify(self.blocked)
             self.now = max(self.now, needed[0])
             self._place(needed[1])
-            return
+            return self.now - self.progress <= self.most_idle_ns
         start = self._first_needed()
         if start is not None:
             self._start(start)
         else:  # memory is short and nothing in flight would free any: go on over the limit
             self._place(heappop(self.ready))
+        return True
 
     def _first_needed(self) -> int | None:
         """The startable collective whose result is used first, whatever memory says."""

@@ -123,8 +123,8 @@ def climbed(
         recipe = change(chosen)
         if recipe not in done and _may_be_shorter(workshop, recipe, chosen, best):
             done.add(recipe)
-            candidate = workshop.by_recipe(recipe)
-            if candidate.rank(bounds) < best.rank(bounds):
+            candidate = workshop.better_by_recipe(recipe, best)
+            if candidate is not None:
                 best, chosen = candidate, recipe
         is_good = best.timeline.total_ns * 1000 <= hoped_ns * _AS_GOOD_PERMILLE
         is_thorough = bounds.near_permille < NEAR_PERMILLE

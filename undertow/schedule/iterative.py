@@ -46,13 +46,7 @@ def polish(timeline: Timeline, limits: Limits, sweeps: int, rounds: int) -> Time
     program = timeline.program
     limits = limits.fixed_for(program)
     for sweep in (_raising(program, limits), _sinking(program, limits)) * rounds:
-        steps = limits.steps
-        for _ in range(sweeps):
-            before = timeline
-            timeline, _, used = _sweep_once(before, steps, sweep)
-            steps -= used
-            if _lengths(timeline) == _lengths(before):
-                break
+        timeline, _ = _improve(timeline, limits.steps, sweeps, sweep, must_gain=True)
     return timeline
 
 
@@ -77,17 +71,18 @@ def _sinking(program: Program, limits: Limits) -> _Sweep:
 
 
 def _improve(
-    best: Timeline, steps: int, sweeps: int, sweep: _Sweep
+    best: Timeline, steps: int, sweeps: int, sweep: _Sweep, *, must_gain: bool = False
 ) -> tuple[Timeline, dict[int, Move]]:
-    """The Timeline after some sweeps, and what the last said of each start or wait."""
+    """The Timeline after some sweeps, and what the last said of each start or wait. The first that
+    moves nothing is the last; with `must_gain`, the first after which the step is no shorter."""
     last: dict[int, Move] = {}
     for _ in range(sweeps):
-        timeline, moves, used = _sweep_once(best, steps, sweep)
+        before = best
+        best, moves, used = _sweep_once(before, steps, sweep)
         last.update((move.task, move) for move in moves)
         steps -= used
-        if timeline is best:
+        if best is before or (must_gain and _lengths(best) == _lengths(before)):
             break
-        best = timeline
     return best, last
 
 

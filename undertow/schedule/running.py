@@ -14,7 +14,7 @@ import numpy as np
 
 from undertow.program import Program
 from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT
-from undertow.schedule.limits import Limits, in_flight_nbytes
+from undertow.schedule.limits import Limits
 
 
 def allocated_by(program: Program) -> list[int]:
@@ -62,7 +62,7 @@ class RunningMemory:
         self.in_flight_limit = limits.in_flight_bytes
         self._flight = [0] * len(program)  # change of the bytes in flight at each task
         for start, waits in program.waits_of.items():
-            nbytes = in_flight_nbytes(program, start)
+            nbytes = self._most[start]  # it holds all that it touches
             self._flight[start] = -nbytes if backward else nbytes
             if waits:
                 self._flight[waits[0]] = nbytes if backward else -nbytes
