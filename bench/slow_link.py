@@ -15,9 +15,10 @@ The ratio is that of DDP's communication to compute. Every row of ours says whet
 aim: not slower than the best of PyTorch's own; where its communication takes as long as compute,
 within 15 % of the longer of the two; with FSDP, no more memory than FSDP2. `reach` is the least
 that a step with this communication can take where gradients come after forward, which is no limit
-to what is carried over into the next step (`undertow ddp+carried`). `compute+traffic`
-is compute while DDP's bytes go over the link by plain sockets: what the system itself needs of the
-cores for them, which nobody who sends as much can hide.
+to what is carried over into the next step (`undertow ddp+carried`). `undertow fsdp+kept` may use a
+third more memory than its graphs need as captured, and keeps layers gathered in it.
+`compute+traffic` is compute while DDP's bytes go over the link by plain sockets: what the system
+itself needs of the cores for them, which nobody who sends as much can hide.
 """
 
 from __future__ import annotations
@@ -304,7 +305,8 @@ def _aim(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> str:
 def _share(variant: str) -> float:
     """Traffic against that of DDP's all-reduce, on two ranks: FSDP gathers twice, half each; a
     reduce-scatter is half as well, but for gloo's own, which is a whole all-reduce. That embeddings
-    are gathered once by ours, or reduced by rows, is left out: it would only lower the bounds."""
+    are gathered once by ours, or sent by rows, and that layers may stay gathered, is left out: it
+    would only lower the bounds."""
     if variant == "compute":
         return 0.0
     if "fsdp" not in variant:

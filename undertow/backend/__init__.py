@@ -77,6 +77,7 @@ class _Compilation:
         self.halves: Halves | None = None
         self.reduced: list[str] = []  # inputs whose gradients backward all-reduces
         self.crossing: Crossing | None = None  # if it leaves that to the next forward
+        self.is_carrying = is_carrying()
 
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         backend = torch_api.aot_backend(
@@ -111,7 +112,7 @@ class _Compilation:
     def _partition(self, joint: fx.GraphModule, inputs: Any, **settings: Any) -> Any:
         joint = self._simplified(joint)
         fuses = self.options.fuses
-        if is_carrying():
+        if self.is_carrying:
             self.reduced = reduced_inputs(joint.graph, settings["num_fwd_outputs"])
             self.crossing = Crossing() if self.reduced else None
         memory, timeout = self.options.memory, self.options.timeout
@@ -120,7 +121,7 @@ class _Compilation:
 
     def _bring_up_to_date(self, gm: fx.GraphModule) -> None:
         """Parameters may have been left to this graph by the last step."""
-        if is_carrying():
+        if self.is_carrying:
             make_ready(gm.graph, self.reduced, torch_api.static_places(), self.crossing)
             gm.graph.lint()
             gm.recompile()
