@@ -13,12 +13,11 @@ import torch
 import torch.distributed as dist
 
 import undertow.backend as backend
-from tests.backend.test_ranks import COMPILING, Net, parallelized
+from tests.backend.test_ranks import COMPILING, Net, distance, parallelized, train_both
 from tests.capture.gloo_ranks import Ranks
 from tests.capture.test_gloo_parity import Case
 from undertow.backend import kept
 from undertow.backend.kept import Halves, count_that_fits, partition_within
-from undertow.capture.full_state import full_state_dict
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import parallelize
 from undertow.graph.collectives import collective_call
@@ -93,7 +92,7 @@ def with_other_room(memory: str) -> tuple[float, int, int]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     counts.clear()
-    rank, world = dist.get_rank(), dist.get_world_size()
+    world = dist.get_world_size()
     whole, own = Net(), []
     model = parallelize(copy.deepcopy(whole), Mesh({"dp": world}), "fsdp")
     options = {"memory": memory}
@@ -106,15 +105,8 @@ def with_other_room(memory: str) -> tuple[float, int, int]:
     with mock.patch.object(kept, "count_that_fits", spy):
         for _ in range(2):
             batches = [torch.randn(3 + 20 * other, 16) for other in range(world)]
-            losses = [whole(batch).square().mean() for batch in batches]
-            (sum(losses) / world).backward()
-            run(batches[rank]).square().mean().backward()
-            for each in (whole, model):
-                torch.optim.SGD(each.parameters(), lr=0.1).step()
-                each.zero_grad()
-    state, wanted = full_state_dict(model), whole.state_dict()
-    far = max(float((state[key] - wanted[key]).abs().max()) for key in wanted)
-    return far, own[0], counts["kept gathers"]
+            train_both(whole, model, run, batches)
+    return distance(whole, model), own[0], counts["kept gathers"]
 
 
 def test_ranks_keep_as_many_as_the_one_with_the_least_room(two: Ranks) -> None:

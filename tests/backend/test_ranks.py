@@ -83,7 +83,7 @@ def with_other_sizes(how: str) -> tuple[float, dict[str, int]]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     counts.clear()
-    rank, world = dist.get_rank(), dist.get_world_size()
+    world = dist.get_world_size()
     whole = Net()
     model = parallelize(copy.deepcopy(whole), Mesh({"dp": world}), "fsdp")
     # Unmerged, so that there is a sequence to differ in.
@@ -91,14 +91,24 @@ def with_other_sizes(how: str) -> tuple[float, dict[str, int]]:
     for step in range(3):
         more = [step if how == "all ranks" or other == 1 else 0 for other in range(world)]
         batches = [torch.randn(3 + 8 * other + more[other], 16) for other in range(world)]
-        losses = [whole(batch).square().mean() for batch in batches]
-        (sum(losses) / world).backward()
-        run(batches[rank]).square().mean().backward()
-        for each in (whole, model):
-            torch.optim.SGD(each.parameters(), lr=0.1).step()
-            each.zero_grad()
+        train_both(whole, model, run, batches)
+    return distance(whole, model), dict(counts)
+
+
+def train_both(whole: nn.Module, model: nn.Module, run: Any, batches: list[Tensor]) -> None:
+    """One step of one process on all batches, and one of this rank on its own."""
+    losses = [whole(batch).square().mean() for batch in batches]
+    (sum(losses) / len(batches)).backward()
+    run(batches[dist.get_rank()]).square().mean().backward()
+    for each in (whole, model):
+        torch.optim.SGD(each.parameters(), lr=0.1).step()
+        each.zero_grad()
+
+
+def distance(whole: nn.Module, model: nn.Module) -> float:
+    """How far the parameters of one process and of the ranks are from each other at most."""
     state, wanted = full_state_dict(model), whole.state_dict()
-    return max(float((state[key] - wanted[key]).abs().max()) for key in wanted), dict(counts)
+    return max(float((state[key] - wanted[key]).abs().max()) for key in wanted)
 
 
 @pytest.mark.parametrize("how", ["all ranks", "one rank"])

@@ -47,6 +47,11 @@ def gathered(module: fx.GraphModule, most: int = TOKENS) -> fx.GraphModule:
     changed = copy.deepcopy(module)
     with fake_world(RANKS):
         assert gather_embedding_rows(changed.graph, most, FAKE) == 1
+    return checked(changed)
+
+
+def checked(changed: fx.GraphModule) -> fx.GraphModule:
+    """A graph that was rewritten, once it is found to be in order."""
     changed.graph.lint()
     changed.recompile()
     program = convert(changed.graph).program

@@ -13,12 +13,11 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.stand_ins import RANKS
-from tests.graph.test_embedding_rows import FAKE, assert_same, collectives
+from tests.graph.test_embedding_rows import FAKE, assert_same, checked, collectives
 from undertow.capture.mesh import fake_world
 from undertow.errors import UndertowError
-from undertow.graph import convert
 from undertow.graph.sharded_rows import exchange_sharded_rows
-from undertow.program import CollectiveKind, Order, verify
+from undertow.program import CollectiveKind
 
 aten, ops = torch.ops.aten, torch.ops._c10d_functional
 ROWS, WIDTH, TOKENS = 200, 16, 12
@@ -52,11 +51,7 @@ def exchanged(module: fx.GraphModule, most: int = TOKENS) -> fx.GraphModule:
     changed = copy.deepcopy(module)
     with fake_world(RANKS):
         assert exchange_sharded_rows(changed.graph, most, FAKE) == 1
-    changed.graph.lint()
-    changed.recompile()
-    program = convert(changed.graph).program
-    assert not verify(program, Order.captured(program))
-    return changed
+    return checked(changed)
 
 
 @pytest.mark.parametrize("most", [TOKENS, TOKENS + 8])
