@@ -8,7 +8,6 @@ left for the largest collective, which would have to be waited for at once witho
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -132,7 +131,7 @@ def _largest_collective(program: Program) -> int:
     return max((in_flight_nbytes(program, start) for start in program.starts), default=0)
 
 
-_settled: dict[str, int] = {}
+_settled: dict[tuple[Limits, tuple[tuple[str, int], ...]], int] = {}
 """How many gathers ranks have agreed to keep, by what is gathered. Who compiles the same model for
 other sizes keeps as many: the other ranks may run on with the graph that they have."""
 _asked: Counter[tuple[int, ...]] = Counter()
@@ -147,8 +146,7 @@ def _agreed(
     rank, _ = job.rank_and_world()
     if store is None or len(ranks) < 2 or rank not in ranks:
         return own
-    described = [f"{gather.gather} {gather.nbytes}" for gather in gathers]
-    key = hashlib.sha256("\n".join([repr(memory), *described]).encode()).hexdigest()
+    key = memory, tuple([(gather.gather, gather.nbytes) for gather in gathers])
     if key not in _settled:
         _asked[ranks] += 1
         name = f"kept gathers {_asked[ranks]} of {ranks[0]} to {ranks[-1]}"

@@ -24,7 +24,7 @@ from undertow.graph.gradients import Gradient, find_gradients
 from undertow.graph.nodes import insert_call, notes_of
 
 _aten, _ops = torch.ops.aten, torch_api.collectives
-_DTYPES = (torch.float32, torch.float64)  # in others the sum of many rows loses digits
+SUMMED = (torch.float32, torch.float64)  # in others the sum of many rows loses digits
 _LEAST_SAVED = 2  # times the traffic of the rows that the table's must be
 
 
@@ -61,7 +61,7 @@ def _is_of_table(gradient: Gradient) -> bool:
     is_sum = named_arguments(gradient.start)["reduce_op"] == "sum"
     given, value = named_arguments(table), table.meta["val"]
     is_fixed = all(isinstance(size, int) for size in value.shape)
-    return is_sum and is_fixed and value.dtype in _DTYPES and not given["scale_grad_by_freq"]
+    return is_sum and is_fixed and value.dtype in SUMMED and not given["scale_grad_by_freq"]
 
 
 def _saves_half(gradient: Gradient, most: int) -> bool:

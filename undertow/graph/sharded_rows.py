@@ -21,6 +21,7 @@ from undertow.capture.schema import named_arguments
 from undertow.graph.collectives import GLOO, is_wait, runs_on
 from undertow.graph.convert import convert
 from undertow.graph.embedding_rows import (
+    SUMMED,
     check_tokens,
     filled,
     flat,
@@ -31,7 +32,6 @@ from undertow.graph.embedding_rows import (
 from undertow.graph.nodes import insert_call, notes_of
 
 _aten, _ops = torch.ops.aten, torch_api.collectives
-_SUMS = (torch.float32, torch.float64)  # in others the sum of many rows loses digits
 _LEAST_SAVED = 1.5  # times the traffic of the rows that the table's must be: there are more calls
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 
@@ -109,7 +109,7 @@ def _backward(start: fx.Node) -> _Lookup | None:
     if not is_backward or wait is None or not is_wait(wait):
         return None
     value = call.meta["val"]
-    if named_arguments(call)["scale_grad_by_freq"] or value.dtype not in _SUMS:
+    if named_arguments(call)["scale_grad_by_freq"] or value.dtype not in SUMMED:
         return None
     return _of(call, start, value)
 
@@ -147,7 +147,7 @@ def _write_lookup(lookup: _Lookup, most: int) -> None:
     call, graph = lookup.call, lookup.call.graph
     indices, value = named_arguments(call)["indices"], call.meta["val"]
     shard, tokens = named_arguments(lookup.start)["input"], indices.meta["val"].numel()
-    with graph.inserting_before(lookup.start if _comes_first(indices, lookup.start) else call):
+    with graph.inserting_before(lookup.start if indices < lookup.start else call):
         index = gather(filled(flat(indices, [tokens]), most), lookup.start)
     with graph.inserting_before(call):
         place, is_own = _own_rows(wait_for(index), lookup)
@@ -219,7 +219,3 @@ def _or_zero(rows: fx.Node, is_own: fx.Node) -> fx.Node:
 
 def _part(node: fx.Node, first: int, count: int) -> fx.Node:
     return insert_call(_aten.slice.Tensor, node, 0, first, first + count)
-
-
-def _comes_first(node: fx.Node, other: fx.Node) -> bool:
-    return node.op == "placeholder" or node < other
