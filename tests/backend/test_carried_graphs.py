@@ -206,7 +206,24 @@ def test_long_buckets_are_held_back_only_where_forward_waits_less_then(
     assert sorted(order) == list(range(len(ready)))
     if ready:
         plain = last_first(ready, taken, longest=20)
-        assert waited(ready, taken, order) <= waited(ready, taken, plain)
+        truths = [[ns * percent // 100 for ns in taken] for percent in (60, 70, 80, 90, 100)]
+        own, others = (sum(waited(ready, t, o) for t in truths) for o in (order, plain))
+        assert own <= others
+
+
+@pytest.mark.parametrize("percent", [60, 80, 100])
+def test_an_order_is_good_also_where_the_link_is_quicker_than_predicted(percent: int) -> None:
+    """Orders that only the predicted times make hold back too much or too little."""
+    ready, taken = [0, 50, 70, 120, 130, 160], [20, 60, 60, 50, 20, 60]
+    truth = [ns * percent // 100 for ns in taken]
+    by_prediction = [last_first(ready, taken, longest) for longest in (20, 50, 60)]
+    least = min(waited(ready, truth, order) for order in by_prediction)
+    assert waited(ready, truth, link_order(ready, taken)) < least
+
+
+def test_many_buckets_of_many_lengths_are_put_in_order_soon() -> None:
+    ready, taken = list(range(0, 4000, 10)), [5 + k % 97 for k in range(400)]
+    assert sorted(link_order(ready, taken)) == list(range(400))
 
 
 def test_a_long_bucket_at_the_beginning_goes_last() -> None:

@@ -33,9 +33,11 @@ _VIEWS = frozenset(
 _PASSING = _VIEWS | {_aten._to_copy, _aten.div, _aten.mul}
 _LARGE = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
 _POINTS = 16  # of a forward graph; each ends a run of kernels
-# Hundredths of what collectives should take, after which the link counts as free: a link that has
-# nothing to do loses that time, while what waits on it for another is only a little late.
-_TAKEN = 78
+# Hundredths of what collectives should take that they may take in truth. Costs are rather too long:
+# in a measured run the end of a collective is seen when the task beside it has ended.
+_MAY_TAKE = (60, 70, 80, 90, 100)
+_TRIED = range(50, 101, 5)  # with which orders are made
+_LENGTHS = 12  # from which on a bucket counts as long, at most so many
 AT_ONCE = -1  # the number of no crossing: parameters that are only brought up to date
 
 
@@ -239,7 +241,7 @@ def _coming(start: fx.Node, timeline: Timeline, nodes: Mapping[str, fx.Node]) ->
     return _Coming(
         max((int(timeline.end[other]) for other in before), default=0),
         place,
-        int(timeline.end[place] - timeline.begin[place]) * _TAKEN // 100,
+        int(timeline.end[place] - timeline.begin[place]),
         max((*needed, *start.all_input_nodes)),
         start,
     )
@@ -261,12 +263,28 @@ def link_order(ready: Sequence[int], taken: Sequence[int]) -> list[int]:
     """The order in which the link takes buckets that become ready in this order, so that the next
     forward waits least: always the last; or, of those that take long, none while others come.
 
-    >>> link_order([0, 10, 20, 30], [18, 8, 8, 8])  # the first would hold up all others
-    [1, 2, 3, 0]
+    The order is fixed, what collectives take is not: a link that is sooner free than predicted
+    stands still until the next bucket in order is there, also if others are. So it is the order
+    that does best over all that they may take.
+
+    >>> link_order([5, *range(8, 48, 2)], [9, *[2] * 20])[-1]  # a head would hold up all others
+    0
     """
-    lengths = sorted(set(taken), reverse=True)
-    orders = (last_first(ready, taken, longest) for longest in lengths)
-    return min(orders, key=lambda order: waited(ready, taken, order), default=[])
+    orders: dict[tuple[int, ...], None] = {}
+    for scaled in (_scaled(taken, percent) for percent in _TRIED):
+        lengths = sorted(set(scaled), reverse=True)
+        for longest in lengths[:: -(-len(lengths) // _LENGTHS) or 1]:
+            orders[tuple(last_first(ready, scaled, longest))] = None
+    truths = [_scaled(taken, percent) for percent in _MAY_TAKE]
+
+    def waited_in_all(order: Sequence[int]) -> int:
+        return sum(waited(ready, truth, order) for truth in truths)
+
+    return list(min(orders, key=waited_in_all, default=()))
+
+
+def _scaled(taken: Sequence[int], percent: int) -> list[int]:
+    return [ns * percent // 100 for ns in taken]
 
 
 def waited(ready: Sequence[int], taken: Sequence[int], order: Sequence[int]) -> int:
