@@ -16,6 +16,7 @@ from tests.graph.stand_ins import RANKS
 from tests.graph.test_embedding_rows import FAKE, assert_same, checked, collectives
 from undertow.capture.mesh import fake_world
 from undertow.errors import UndertowError
+from undertow.graph.in_table import in_table
 from undertow.graph.sharded_rows import exchange_sharded_rows
 from undertow.program import CollectiveKind
 
@@ -124,3 +125,16 @@ def test_more_tokens_than_were_said_are_an_error() -> None:
     module = traced(lambda shard, index: aten.embedding(gathered(shard), index), SHARD, INDEX)
     with fake_world(RANKS), pytest.raises(UndertowError, match="embedding_rows is 11"):
         exchange_sharded_rows(module.graph, TOKENS - 1, FAKE)
+
+
+@pytest.mark.parametrize("tokens", [[3, ROWS], [-1, 3]])
+def test_a_token_that_the_table_has_no_row_for_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(IndexError, match=rf"row {ROWS if ROWS in tokens else -1} .* has {ROWS}$"):
+        in_table(torch.tensor(tokens), ROWS)
+
+
+def test_tokens_of_the_table_are_handed_on() -> None:
+    tokens = torch.tensor([0, ROWS - 1, 3])
+    assert torch.equal(known := in_table(tokens, ROWS), tokens)
+    assert known.data_ptr() != tokens.data_ptr()
+    assert not in_table(tokens[:0], ROWS).numel()

@@ -29,6 +29,7 @@ from undertow.graph.embedding_rows import (
     is_unchanged,
     wait_for,
 )
+from undertow.graph.in_table import in_table
 from undertow.graph.nodes import insert_call, notes_of
 
 _aten, _ops = torch.ops.aten, torch_api.collectives
@@ -148,7 +149,9 @@ def _write_lookup(lookup: _Lookup, most: int) -> None:
     indices, value = named_arguments(call)["indices"], call.meta["val"]
     shard, tokens = named_arguments(lookup.start)["input"], indices.meta["val"].numel()
     with graph.inserting_before(lookup.start if indices < lookup.start else call):
-        index = gather(filled(flat(indices, [tokens]), most), lookup.start)
+        # Zeros in place of a row that no rank has would be no error.
+        known = insert_call(in_table, flat(indices, [tokens]), lookup.rows)
+        index = gather(filled(known, most), lookup.start)
     with graph.inserting_before(call):
         place, is_own = _own_rows(wait_for(index), lookup)
         own = flat(shard, [lookup.shard_rows, lookup.width])
@@ -212,8 +215,11 @@ def _own_rows(index: fx.Node, lookup: _Lookup) -> tuple[fx.Node, fx.Node]:
 
 
 def _or_zero(rows: fx.Node, is_own: fx.Node) -> fx.Node:
-    mask = insert_call(_aten.unsqueeze.default, is_own, -1)
-    zero = insert_call(_aten.full_like.default, rows, 0)
+    mask, value = insert_call(_aten.unsqueeze.default, is_own, -1), rows.meta["val"]
+    # Not `full_like`, which Inductor takes apart before a graph is cut and does not know after.
+    how = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    zero = rows.graph.call_function(_aten.full.default, ([], 0), how)
+    zero.meta = {**notes_of(rows), "val": value.new_zeros([])}
     return insert_call(_aten.where.self, mask, rows, zero)
 
 
