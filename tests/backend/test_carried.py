@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -42,6 +43,22 @@ class Net(nn.Module):
         return self.last(x)  # type: ignore[no-any-return]
 
 
+class Shifted(Net):
+    """One vector is the only parameter of its dtype, and so has a bucket of its own."""
+
+    def __init__(self, dtype: torch.dtype, of_vector: torch.dtype) -> None:
+        super().__init__()
+        self.to(dtype)
+        self.shift = nn.Parameter(torch.ones(WIDTH, dtype=of_vector))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.first(tokens)
+        x = x + self.shift.to(x.dtype)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.last(x)  # type: ignore[no-any-return]
+
+
 @dataclass
 class Job:
     """A data parallel model on this rank, its optimizer, and what it was compiled to."""
@@ -56,22 +73,24 @@ class Job:
         return self.run(torch.randint(0, 128, (4, 8))).square().mean()
 
 
-def job(is_carried: bool, codegen: str = "native") -> Job:
+def job(is_carried: bool, codegen: str = "native", make: Callable[[], nn.Module] = Net) -> Job:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = parallelize(Net(), Mesh({"dp": dist.get_world_size()}), "ddp")
+    model = parallelize(make(), Mesh({"dp": dist.get_world_size()}), "ddp")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     carried = carry_over(model, optimizer) if is_carried else None
     run = torch.compile(model, backend=undertow, options={"codegen": codegen})
     return Job(model, run, optimizer, carried)
 
 
-def both(train: Callable[[Job], Any], codegen: str = "native") -> tuple[float, int]:
+def both(
+    train: Callable[[Job], Any], codegen: str = "native", make: Callable[[], nn.Module] = Net
+) -> tuple[float, int]:
     """Train with and without carrying over; how far what is returned, parameters and moments are
     from each other, and how many buckets were left to a next step."""
     found = []
     for is_carried in (False, True):
-        made = job(is_carried, codegen)
+        made = job(is_carried, codegen, make)
         told = torch.tensor(train(made) or ())
         moments = made.optimizer.state_dict()["state"]
         found.append(
@@ -171,9 +190,20 @@ def looked_at_between(made: Job) -> list[float]:
     return seen
 
 
+def added_to_between(made: Job) -> None:
+    """Gradients that no step takes, and another loss of parameters with a backward of its own."""
+    for step in range(4):
+        made.loss(step).backward()
+        if step == 1:
+            made.optimizer.zero_grad()
+        if step == 2:
+            (0.01 * next(iter(made.model.parameters())).square().sum()).backward()
+        _step(made)
+
+
 WAYS = (
     plain_steps, kept_gradients, accumulated, clipped_by_torch, clipped_by_us, two_calls_in_a_step,
-    other_sizes, looked_at_between,
+    other_sizes, looked_at_between, added_to_between,
 )  # fmt: skip
 NEVER = (accumulated, two_calls_in_a_step)  # leave nothing to the next step
 
@@ -199,6 +229,44 @@ def test_all_kernels_can_run_steps_that_leave_reductions(two: Ranks, codegen: st
         # What Inductor compiles twice may differ in the last bits.
         assert far <= (1e-5 if codegen == "inductor" else 0)
         assert left > 4  # several buckets of each step
+
+
+def with_a_vector_of_its_own(case: tuple[str, torch.dtype, torch.dtype]) -> tuple[float, int]:
+    codegen, dtype, of_vector = case
+
+    def train(made: Job) -> list[float]:
+        losses = []
+        for step in range(4):
+            losses.append(made.loss(step))
+            losses[-1].backward()
+            if made.carried is not None:
+                sizes = [
+                    b.flat.numel() for b in carry._buckets.values() if b.flat.dtype == of_vector
+                ]
+                assert sizes == [WIDTH]
+            _step(made)
+        return [float(loss.detach()) for loss in losses]
+
+    return both(train, codegen, partial(Shifted, dtype, of_vector))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("codegen", "dtype", "of_vector"),
+    [
+        ("native", torch.float32, torch.float64),
+        ("native", torch.bfloat16, torch.float32),
+        ("aten", torch.bfloat16, torch.float32),
+        ("inductor", torch.float32, torch.float64),
+    ],
+    ids=["native float64", "native float32", "aten float32", "inductor float64"],
+)
+def test_a_vector_may_be_the_only_gradient_of_its_dtype(
+    two: Ranks, codegen: str, dtype: torch.dtype, of_vector: torch.dtype
+) -> None:
+    for far, left in two.run(with_a_vector_of_its_own, (codegen, dtype, of_vector), COMPILING):
+        assert far <= (1e-5 if codegen == "inductor" else 0)
+        assert left > 4
 
 
 def with_ranks_that_decide_otherwise(_: None) -> tuple[float, int]:
@@ -258,6 +326,53 @@ def test_two_optimizers_may_share_buckets(two: Ranks) -> None:
     for same, left in two.run(with_two_optimizers, None, COMPILING):
         assert same
         assert left >= 3
+
+
+def with_one_that_pauses(zeroes: str) -> tuple[float, int, int]:
+    """Of two optimizers one takes every step, the other every third, on gradients that were added
+    up, or on the last ones if it sets them to zero without a step. How far losses, parameters and
+    moments are from those of steps that wait; how many buckets the second one has left; and how
+    many are held at most after a step."""
+    found: list[list[Tensor]] = []
+    held = 0
+    for is_carried in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = parallelize(Net(), Mesh({"dp": dist.get_world_size()}), "ddp")
+        each = list(model.parameters())
+        optimizers = [torch.optim.AdamW(each[k::2], lr=0.01) for k in range(2)]
+        carried = [carry_over(model, one) for one in optimizers] if is_carried else []
+        run = torch.compile(model, backend=undertow)
+        losses = []
+        for step in range(7):
+            torch.manual_seed(100 * step + dist.get_rank())
+            losses.append(run(torch.randint(0, 128, (4, 8))).square().mean())
+            losses[-1].backward()
+            pausing = step % 3 < 2
+            for one in optimizers[: 1 if pausing else 2]:
+                one.step()
+            for one in optimizers[: 1 if pausing and zeroes == "after steps" else 2]:
+                one.zero_grad()
+            held = max(held, len(carry._buckets))
+        moments = [one.state_dict()["state"] for one in optimizers]
+        found.append(
+            [
+                torch.stack(losses).detach(),
+                *(value.clone() for value in model.state_dict().values()),
+                *(v for state in moments for place in sorted(state) for v in state[place].values()),
+            ]
+        )
+    far = max(float((a - b).abs().max()) for a, b in zip(*found, strict=True))
+    return far, carried[1].left, held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zeroes", ["after steps", "always"])
+def test_one_of_two_optimizers_may_take_no_step(two: Ranks, zeroes: str) -> None:
+    for far, left, held in two.run(with_one_that_pauses, zeroes, COMPILING):
+        assert far == 0
+        # Two steps, each on the buckets of one backward; the others were added to them, or dropped.
+        assert left == 2 * held > 0
 
 
 def with_a_loss_of_parameters(_: None) -> str:

@@ -131,6 +131,7 @@ def sharded(asked: tuple[str, list[tuple[int, int]]]) -> list[int]:
     codegen, steps = asked
     torch._dynamo.reset()
     torch.manual_seed(0)
+    counts.clear()
     rank, world = dist.get_rank(), dist.get_world_size()
     whole = Net()
     model = parallelize(copy.deepcopy(whole), Mesh({"dp": world}), "fsdp")
@@ -158,6 +159,7 @@ def sharded(asked: tuple[str, list[tuple[int, int]]]) -> list[int]:
     state, wanted = full_state_dict(model), whole.state_dict()
     for name, value in wanted.items():
         torch.testing.assert_close(state[name], value, rtol=2e-5, atol=2e-6)
+    assert not counts["inductor fallback"]
     return sizes
 
 
@@ -172,6 +174,45 @@ def test_ranks_with_other_batches_exchange_as_many_rows(two: Ranks) -> None:
     steps = [(2, 9), (4, 12), (4, 7)]
     first, second = two.run(sharded, ("native", steps), COMPILING)
     assert set(first) == set(second)
+
+
+def refused(asked: tuple[str, str, int]) -> tuple[str, str, list[float]]:
+    """On one rank: what a step on a token that the table has no row for ends with, and the losses
+    of two ways to train that come after it, by rows and with all of the table."""
+    kind, codegen, token = asked
+    said: Exception | None = None
+    losses = []
+    for most in (MOST, 0):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = parallelize(Net(), Mesh({"dp": dist.get_world_size()}), kind)
+        options = {"codegen": codegen, "embedding_rows": most, "timeout": 60}
+        run = torch.compile(model, backend=undertow, dynamic=False, options=options)
+        tokens = torch.arange(4 * SEQ).view(4, SEQ) * 47
+        if most:
+            try:
+                run(tokens.clone().index_fill_(1, torch.tensor([2]), token))
+            except Exception as error:  # noqa: BLE001  looked at
+                said = error
+        losses.append(float(run(tokens).detach().square().mean()))
+    return type(said).__name__, str(said), losses
+
+
+@pytest.mark.parametrize("token", [ROWS, -1])
+@pytest.mark.parametrize("codegen", ["native", "aten", "inductor"])
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_a_token_outside_of_the_table_is_refused_as_by_eager_execution(
+    two: Ranks, kind: str, codegen: str, token: int
+) -> None:
+    for name, said, losses in two.run(refused, (kind, codegen, token), COMPILING):
+        if kind == "ddp" and codegen == "inductor":  # its own kernel looks the row up
+            assert (name, "index out of bounds" in said) == ("RuntimeError", True)
+            continue
+        assert (name, "index out of range" in said) == ("IndexError", True)
+        if kind == "fsdp":
+            assert f"row {token} of an embedding table that has {ROWS}" in said
+        if codegen == "aten":
+            assert losses[0] == losses[1]  # rows that came are those of the table, to the bit
 
 
 def llama(case: Case) -> int:

@@ -159,6 +159,32 @@ def test_a_rank_that_is_killed_ends_the_others_with_an_error(tmp_path: Path) -> 
     assert "another rank has failed or left" in first[1]
 
 
+def bad_token(rank: int, folder: Path) -> float:
+    """The second rank looks up a row that a sharded table does not have; rows are exchanged."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from undertow.backend import undertow
+    from undertow.capture.mesh import Mesh
+    from undertow.capture.parallelize import parallelize
+
+    model = nn.Sequential(nn.Embedding(400, 16), nn.Linear(16, 4))
+    parallelize(model, Mesh({"dp": dist.get_world_size()}), "fsdp")
+    options = {"timeout": TIMEOUT, "codegen": "aten", "embedding_rows": 8}
+    run = torch.compile(model, backend=undertow, dynamic=False, options=options)
+    run(torch.full((2, 4), 399)).sum().backward()
+    return float(run(torch.full((2, 4), 399 + rank)).detach().sum())
+
+
+def test_a_token_without_a_row_ends_its_rank_and_the_others_do_not_hang(tmp_path: Path) -> None:
+    first, second = outcomes(bad_token, tmp_path)
+    assert second[0] == "IndexError"
+    assert "row 400 of an embedding table that has 400" in second[1]
+    assert first[0] not in ("ok", "hangs", "killed")
+    assert "another rank has failed or left" in first[1]
+
+
 def killed_between_steps(rank: int, folder: Path) -> float:
     """The second rank dies in its backward; the first has left its reductions to the next step."""
     import torch

@@ -4,6 +4,7 @@ each, within the limit, and training goes as it did."""
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from undertow.backend import kept
 from undertow.backend.kept import Halves, count_that_fits, partition_within
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import parallelize
+from undertow.errors import ProgramError
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import convert
 from undertow.program import profile_memory
@@ -121,3 +123,72 @@ def test_what_a_checkpoint_computes_again_is_gathered_again(two: Ranks) -> None:
     first, second = two.run(trained, (case, "none"), COMPILING)
     assert first == second
     assert first.gathers[1] > 0
+
+
+def work_done(memory: str) -> tuple[int, int, int]:
+    """On one rank: how often a graph is cut, and made a Program of, to find how many gathers are
+    kept; how many are."""
+    counts.clear()
+    with (
+        mock.patch.object(kept, "partition", wraps=kept.partition) as cut,
+        mock.patch.object(kept, "convert", wraps=kept.convert) as converted,
+    ):
+        assert parallelized(Case("odd", {"dp": 2}, "fsdp"), memory=memory) > 0
+    return cut.call_count, converted.call_count, counts["kept gathers"]
+
+
+def test_without_a_limit_a_graph_is_cut_once_and_nothing_is_counted(two: Ranks) -> None:
+    for cuts, programs, count in two.run(work_done, "none", COMPILING):
+        assert (cuts, programs) == (1, 0)
+        assert count > 0
+    for found in two.run(work_done, "+300%", COMPILING):
+        assert found == (2, 2, count)
+
+
+def with_a_graph_that_no_program_is_made_of(asked: tuple[str, int]) -> tuple[float, int, float]:
+    """On one rank: steps on batches that grow, where the second rank cannot tell from one of them
+    on what memory it has room for. How far parameters are from those of one process, how many
+    gathers are kept, and how long ranks waited for each other at most."""
+    memory, first = asked
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    counts.clear()
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole, waits = Net(), [0.0]
+    model = parallelize(copy.deepcopy(whole), Mesh({"dp": world}), "fsdp")
+    options = {"memory": memory, "timeout": 40}
+    run = torch.compile(model, backend=backend.undertow, dynamic=False, options=options)
+
+    def refuse(*args: Any, **settings: Any) -> Any:
+        raise ProgramError("a size is not known")
+
+    def timed(*args: Any, **settings: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return agree(*args, **settings)
+        finally:
+            waits.append(time.monotonic() - began)
+
+    agree = kept.agreement.agree_on_numbers
+    for step in range(2):
+        fails = rank == 1 and step >= first
+        convert = mock.patch.object(kept, "convert", refuse if fails else kept.convert)
+        with convert, mock.patch.object(kept.agreement, "agree_on_numbers", timed):
+            # The second rank alone compiles again, for its second batch.
+            batches = [torch.randn(3 + other * (1 + step), 16) for other in range(world)]
+            train_both(whole, model, run, batches)
+    return distance(whole, model), counts["kept gathers"], max(waits)
+
+
+@pytest.mark.parametrize(("memory", "first"), [("+290%", 0), ("+291%", 1)])
+def test_a_rank_that_cannot_tell_what_it_has_room_for_keeps_what_the_others_do(
+    two: Ranks, memory: str, first: int
+) -> None:
+    found = two.run(with_a_graph_that_no_program_is_made_of, (memory, first), COMPILING)
+    (near, kept_once, _), (far, kept_twice, _) = found
+    assert max(near, far) < 1e-5
+    if first == 0:  # from the beginning: it says that it has room for none
+        assert kept_once == kept_twice == 0
+    else:  # ranks have agreed, and the first one runs on with what it has compiled
+        assert kept_twice == 2 * kept_once > 0
+    assert max(waited for _, _, waited in found) < 30  # none until the time was over

@@ -16,6 +16,8 @@ from tests.graph.stand_ins import RANKS
 from tests.graph.test_embedding_rows import FAKE, assert_same, checked, collectives
 from undertow.capture.mesh import fake_world
 from undertow.errors import UndertowError
+from undertow.graph.exchange import scatter_by_exchange
+from undertow.graph.in_table import in_table
 from undertow.graph.sharded_rows import exchange_sharded_rows
 from undertow.program import CollectiveKind
 
@@ -25,6 +27,7 @@ INDEX = (torch.arange(TOKENS) * 17 % 70).reshape(3, 4)  # some of this rank's 50
 GRAD = torch.arange(-96.0, 96.0).reshape(3, 4, WIDTH)  # whole numbers: sums are exact
 SHARD = torch.arange(ROWS * WIDTH / RANKS)
 GATHER, EXCHANGE = CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL
+SCATTER = CollectiveKind.REDUCE_SCATTER
 
 
 def gathered(shard: Tensor, rows: int = ROWS) -> Tensor:
@@ -58,7 +61,11 @@ def exchanged(module: fx.GraphModule, most: int = TOKENS) -> fx.GraphModule:
 def test_a_lookup_tells_its_tokens_and_gets_rows(most: int) -> None:
     module = traced(lambda shard, index: aten.embedding(gathered(shard), index), SHARD, INDEX)
     changed = exchanged(module, most)
-    assert collectives(changed) == [(GATHER, most * 8), (EXCHANGE, RANKS * most * WIDTH * 4)]
+    sent = RANKS * most * WIDTH * 4
+    assert collectives(changed) == [(GATHER, most * 8), (SCATTER, sent)]
+    with fake_world(RANKS):
+        assert scatter_by_exchange(changed.graph, FAKE) == 1
+    assert collectives(checked(changed)) == [(GATHER, most * 8), (EXCHANGE, sent)]
     (wanted,), (got,) = (
         [node.args[0] for node in one.graph.nodes if node.op == "output"]
         for one in (module, changed)
@@ -124,3 +131,16 @@ def test_more_tokens_than_were_said_are_an_error() -> None:
     module = traced(lambda shard, index: aten.embedding(gathered(shard), index), SHARD, INDEX)
     with fake_world(RANKS), pytest.raises(UndertowError, match="embedding_rows is 11"):
         exchange_sharded_rows(module.graph, TOKENS - 1, FAKE)
+
+
+@pytest.mark.parametrize("tokens", [[3, ROWS], [-1, 3]])
+def test_a_token_that_the_table_has_no_row_for_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(IndexError, match=rf"row {ROWS if ROWS in tokens else -1} .* has {ROWS}$"):
+        in_table(torch.tensor(tokens), ROWS)
+
+
+def test_tokens_of_the_table_are_handed_on() -> None:
+    tokens = torch.tensor([0, ROWS - 1, 3])
+    assert torch.equal(known := in_table(tokens, ROWS), tokens)
+    assert known.data_ptr() != tokens.data_ptr()
+    assert not in_table(tokens[:0], ROWS).numel()

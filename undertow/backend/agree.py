@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 
 from undertow.capture import torch_api
 from undertow.cost.agreed import Agree
@@ -75,9 +76,14 @@ def agree_on_estimates(program: Program, timeout: float) -> Agree | None:
 
 
 def deciding_ranks(program: Program) -> tuple[int, ...]:
-    """Who must decide the same: a group's ranks, or where there are several groups, all."""
-    groups = {stream.ranks for stream in program.streams[2:] if len(stream.ranks) > 1}
-    return groups.pop() if len(groups) == 1 else tuple(range(job.rank_and_world()[1]))
+    """Who must decide the same on a graph."""
+    return ranks_of_all(stream.ranks for stream in program.streams[2:])
+
+
+def ranks_of_all(groups: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """A group's ranks, or where there are several groups, all."""
+    several = {ranks for ranks in groups if len(ranks) > 1}
+    return several.pop() if len(several) == 1 else tuple(range(job.rank_and_world()[1]))
 
 
 def sequences(program: Program) -> dict[str, list[str]]:

@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import fx
 
-from undertow.backend.agree import deciding_ranks
+from undertow.backend.agree import ranks_of_all
 from undertow.capture import torch_api
 from undertow.capture.partition import Regathered, Split, partition, regathered
 from undertow.errors import ProgramError
+from undertow.graph.collectives import group_of
 from undertow.graph.convert import convert
 from undertow.graph.nodes import copy_module
 from undertow.program import Order, Program, liveness, profile_memory
@@ -48,28 +49,42 @@ def partition_within(
 
     Ranks agree on how many these are: the least that one of them has room for."""
     gathers = regathered(joint.graph) if _may_have_room(memory) else []
-    base = Halves(*partition(copy_module(joint) if gathers else joint, inputs, **settings))
     if not gathers:
-        return base
-    try:
-        programs = _programs(base)
-    except ProgramError as error:
-        _log.info("no gathered parameter is kept: %s", error)
-        return base
-    allowed = tuple(
-        limits_beside(memory, resident).allowed_peak(program)
-        for program, resident in zip(programs, (0, base.split.resident_nbytes), strict=True)
-    )
-    own = count_that_fits(programs, gathers, allowed)
-    count = _agreed(programs[0], gathers, memory, own, timeout)
+        return Halves(*partition(joint, inputs, **settings))
+    ranks, base, room = _deciding_ranks(joint.graph), None, _Room(len(gathers))
+    if memory.peak_bytes is not None or memory.peak_ratio is not None:
+        base = Halves(*partition(copy_module(joint), inputs, **settings))
+        room = _room(base, gathers, memory)
+    count = _agreed(ranks, gathers, memory, room.count, timeout)
     if not count:
-        return base
+        return base or Halves(*partition(joint, inputs, **settings))
     counts["kept gathers"] += count
     kept = [gather.parameter for gather in gathers[-count:]]
     nbytes = sum(gather.nbytes for gather in gathers[-count:])
     _log.info("%d of %d gathered parameters are kept, %d bytes", count, len(gathers), nbytes)
     halves = partition(joint, inputs, kept=frozenset(kept), **settings)
-    return Halves(*halves, *allowed)
+    return Halves(*halves, *room.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How many gathers this rank could keep, and the bytes that forward and backward may take."""
+
+    count: int
+    allowed: tuple[int | None, int | None] = (None, None)
+
+
+def _room(base: Halves, gathers: Sequence[Regathered], memory: Limits) -> _Room:
+    """What the limit has room for beside two graphs that keep none."""
+    try:
+        forward, backward = _programs(base)
+    except ProgramError as error:
+        # Others may be able to tell, and wait for what this rank says.
+        _log.info("this rank has room for no gathered parameter: %s", error)
+        return _Room(0)
+    beside = limits_beside(memory, base.split.resident_nbytes)
+    allowed = memory.allowed_peak(forward), beside.allowed_peak(backward)
+    return _Room(count_that_fits((forward, backward), gathers, allowed), allowed)
 
 
 def limits_beside(memory: Limits, resident_nbytes: int) -> Limits:
@@ -137,12 +152,17 @@ other sizes keeps as many: the other ranks may run on with the graph that they h
 _asked: Counter[tuple[int, ...]] = Counter()
 
 
+def _deciding_ranks(joint: fx.Graph) -> tuple[int, ...]:
+    """Who must keep the same, as the graph says: it may be one that no Program can be made of."""
+    groups = {group_of(node): None for node in joint.nodes}
+    return ranks_of_all(torch_api.ranks_of_group(name) for name in groups if name is not None)
+
+
 def _agreed(
-    forward: Program, gathers: Sequence[Regathered], memory: Limits, own: int, timeout: float
+    ranks: tuple[int, ...], gathers: Sequence[Regathered], memory: Limits, own: int, timeout: float
 ) -> int:
     """The least of what ranks have room for; asked once for the same parameters."""
     store = torch_api.job_store()
-    ranks = deciding_ranks(forward)
     rank, _ = job.rank_and_world()
     if store is None or len(ranks) < 2 or rank not in ranks:
         return own

@@ -109,7 +109,9 @@ class Crossing:
             torch_api.collectives.wait_tensor(flat)
             return flat
         _buckets[flat.untyped_storage().data_ptr()] = _Bucket(flat)
-        return flat
+        # A bucket of one vector is its gradient as it is. Autograd copies what others hold, as the
+        # collective does, so it gets an alias.
+        return flat.detach()
 
     def _can_leave(self) -> bool:
         """Whether autograd only hands gradients over. It adds those of several calls of forward,
@@ -219,6 +221,7 @@ class CarryOver:
             self.settle()
             return self._step(closure) if closure is not None else self._step()  # type: ignore
         self._check()
+        _drop_replaced()
         settings = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         for key, bucket in list(_buckets.items()):
             mine = [pair for pair in bucket.grads if id(pair[0]) in self._places]
@@ -343,6 +346,20 @@ def _receive(parameter: Tensor) -> None:
         bucket.grads.append((parameter, grad))
         bucket.received += grad.numel()
         parameter.grad = torch_api.AsyncCollectiveTensor(grad)
+
+
+def _drop_replaced() -> None:
+    """Forget gradients that were set to None, or to others, since autograd handed them over: no
+    step may make an update of them, and nobody else would let go of their memory."""
+    for key, bucket in list(_buckets.items()):
+        bucket.grads = [
+            (parameter, grad)
+            for parameter, grad in bucket.grads
+            if getattr(parameter.grad, "elem", None) is grad  # what waits for it is still there
+        ]
+        if not bucket.grads:
+            bucket.wait()
+            del _buckets[key]
 
 
 def _wait_for_gradients() -> None:

@@ -304,7 +304,9 @@ class _Writer:
         if self.is_timed and "c10d_functional" in str(target):
             call = self.through_clock(at, step, args)
         if not any(number is not None for number in step.outputs):
-            self.put(call)
+            is_left = direct.STAND_IN in step.node.meta and not self.is_timed
+            # Whoever leaves a wait to others may give out another tensor of the same memory.
+            self.put(f"b{step.reads[0]} = {call}" if is_left else call)
             return
         if step.is_tuple:
             self.put(f"r = {call}")

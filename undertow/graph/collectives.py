@@ -100,6 +100,13 @@ def collective_call(node: fx.Node) -> CollectiveCall | None:
     )
 
 
+def group_of(node: fx.Node) -> str | None:
+    """The group of the collective that `node` starts, whatever its sizes; None if it is none."""
+    if not is_collective(node.target):
+        return None
+    return _group_name(named_arguments(node)["group_name"])
+
+
 def inputs_of(node: fx.Node) -> list[fx.Node]:
     """What the collective that `node` starts is given, other than to write to."""
     return _inputs(named_arguments(node))

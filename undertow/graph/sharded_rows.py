@@ -29,6 +29,7 @@ from undertow.graph.embedding_rows import (
     is_unchanged,
     wait_for,
 )
+from undertow.graph.in_table import in_table
 from undertow.graph.nodes import insert_call, notes_of
 
 _aten, _ops = torch.ops.aten, torch_api.collectives
@@ -148,30 +149,32 @@ def _write_lookup(lookup: _Lookup, most: int) -> None:
     indices, value = named_arguments(call)["indices"], call.meta["val"]
     shard, tokens = named_arguments(lookup.start)["input"], indices.meta["val"].numel()
     with graph.inserting_before(lookup.start if indices < lookup.start else call):
-        index = gather(filled(flat(indices, [tokens]), most), lookup.start)
+        # Zeros in place of a row that no rank has would be no error.
+        known = insert_call(in_table, flat(indices, [tokens]), lookup.rows)
+        index = gather(filled(known, most), lookup.start)
     with graph.inserting_before(call):
         place, is_own = _own_rows(wait_for(index), lookup)
         own = flat(shard, [lookup.shard_rows, lookup.width])
         rows = _or_zero(insert_call(_aten.embedding.default, own, place), is_own)
-        came = _exchanged(rows, lookup.start, [most] * len(lookup.ranks))
-        # Each row came from one rank, and zeros from the others.
-        total = _part(came, 0, tokens)
-        for k in range(1, len(lookup.ranks)):
-            total = insert_call(_aten.add.Tensor, total, _part(came, k * most, tokens))
-        result = insert_call(_aten.view.default, total, list(value.shape))
+        # Each row comes from one rank, and zeros from the others.
+        came = wait_for(_summed(rows, lookup.start))
+        mine = insert_call(_aten.slice.Tensor, came, 0, 0, tokens)
+        result = insert_call(_aten.view.default, mine, list(value.shape))
     call.replace_all_uses_with(result)
     view = named_arguments(call)["weight"]
     for node in (call, view, view.args[0], lookup.start):
         graph.erase_node(node)
 
 
-def _exchanged(rows: fx.Node, like: fx.Node, parts: list[int]) -> fx.Node:
-    """Parts of it for each rank, in the group of the collective `like`; what came of theirs."""
-    args = (rows, parts, parts, named_arguments(like)["group_name"])
-    start = rows.graph.call_function(_ops.all_to_all_single.default, args)
-    value = rows.meta["val"]
-    start.meta = {**notes_of(like), "val": value.new_empty(value.shape)}
-    return wait_for(start)
+def _summed(rows: fx.Node, like: fx.Node) -> fx.Node:
+    """The start of a sum of all ranks' rows, of which each gets its part, in the group of the
+    collective `like`. On gloo it becomes an exchange (`exchange`)."""
+    group = named_arguments(like)["group_name"]
+    value, size = rows.meta["val"], len(torch_api.ranks_of_group(group))
+    start = rows.graph.call_function(_ops.reduce_scatter_tensor.default, (rows, "sum", size, group))
+    result = value.new_empty([value.shape[0] // size, *value.shape[1:]])
+    start.meta = {**notes_of(like), "val": result}
+    return start
 
 
 def _write_backward(lookup: _Lookup, most: int) -> None:
@@ -212,10 +215,9 @@ def _own_rows(index: fx.Node, lookup: _Lookup) -> tuple[fx.Node, fx.Node]:
 
 
 def _or_zero(rows: fx.Node, is_own: fx.Node) -> fx.Node:
-    mask = insert_call(_aten.unsqueeze.default, is_own, -1)
-    zero = insert_call(_aten.full_like.default, rows, 0)
+    mask, value = insert_call(_aten.unsqueeze.default, is_own, -1), rows.meta["val"]
+    # Not `full_like`, which Inductor takes apart before a graph is cut and does not know after.
+    how = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    zero = rows.graph.call_function(_aten.full.default, ([], 0), how)
+    zero.meta = {**notes_of(rows), "val": value.new_zeros([])}
     return insert_call(_aten.where.self, mask, rows, zero)
-
-
-def _part(node: fx.Node, first: int, count: int) -> fx.Node:
-    return insert_call(_aten.slice.Tensor, node, 0, first, first + count)
