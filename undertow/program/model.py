@@ -481,12 +481,17 @@ def _rows(values: IntArray, counts: IntArray) -> tuple[tuple[int, ...], ...]:
 
 
 def made_of_edges(
-    like: Program, tasks: tuple[Task, ...], buffers: tuple[Buffer, ...], edges: Edges
+    name: str,
+    tasks: tuple[Task, ...],
+    buffers: tuple[Buffer, ...],
+    streams: tuple[Stream, ...],
+    edges: Edges,
+    machine: Machine,
 ) -> Program:
-    """Another Program on the same machine, whose hazards are listed when somebody asks."""
+    """A Program whose hazards are listed when somebody asks."""
     made = object.__new__(Program)
-    made.__dict__.update(name=like.name, tasks=tasks, buffers=buffers, streams=like.streams)
-    made.__dict__.update(machine=like.machine, edges=edges)
+    made.__dict__.update(name=name, tasks=tasks, buffers=buffers, streams=streams)
+    made.__dict__.update(edges=edges, machine=machine)
     return made
 
 

@@ -63,7 +63,8 @@ def contracted(
     between = np.flatnonzero(src != dst)
     edges = Edges(src[between], dst[between], edges.strength[between], edges.buffers[between])
     kept = program.buffers if buffers is None else buffers
-    return made_of_edges(program, tasks, kept, strongest(edges, len(tasks)))
+    found = strongest(edges, len(tasks))
+    return made_of_edges(program.name, tasks, kept, program.streams, found, program.machine)
 
 
 def strongest(edges: Edges, tasks: int) -> Edges:

@@ -162,7 +162,8 @@ class _Fold:
     def run(self) -> Folded:
         tasks = self._tasks()
         buffers = self._buffers(tasks)
-        program = made_of_edges(self.program, tasks, buffers, self._edges())
+        old, edges = self.program, self._edges()
+        program = made_of_edges(old.name, tasks, buffers, old.streams, edges, old.machine)
         weights = _weights(len(self.program), self.stretches)
         layers = _layers(len(self.program), self.stretches)
         return Folded(
