@@ -52,17 +52,20 @@ class Condensed:
         made = merge(self.whole, merged.buckets, reprice)
         if not merged.buckets:
             return made, Order(tuple(chain.from_iterable(map(self.runs.__getitem__, order.tasks))))
-        index, tasks, origins = made.program.index, merged.program.tasks, merged.origins
+        tasks, origins, runs = merged.program.tasks, merged.origins, self.runs
         now_at = [-1] * len(self.whole)
         for task, old in enumerate(made.origins):
             for each in old:
                 now_at[each] = task
         found: list[int] = []
         for task in order.tasks:
-            if len(old := origins[task]) == 1:
-                found += [now_at[each] for each in self.runs[old[0]]]
-            else:  # a bucket, or what copies it: those are no runs
-                found.append(index[tasks[task].name])
+            old = origins[task]
+            if len(old) == 1:
+                found += [now_at[each] for each in runs[old[0]]]
+            elif old and not merged.copies:  # a bucket: those are no runs
+                found.append(now_at[runs[old[0]][0]])
+            else:  # or what copies one
+                found.append(made.program.index[tasks[task].name])
         return made, Order(tuple(found))
 
 
@@ -195,7 +198,7 @@ class _Tasks:
             if task.start >= 0:
                 task = task.awaiting(run_of[task.start])
             elif len(run) > 1:
-                is_one = all([kinds[index] is VIEW for index in run[1:]])
+                is_one = all(kinds[index] is VIEW for index in run[1:])
                 task = self._seen_by_views(task, run) if is_one else self._several(task, run)
             tasks.append(task)
         return tuple(tasks), tuple(self._buffers)
