@@ -29,9 +29,9 @@ def test_what_is_carried_over_is_what_would_be_found(rng: random.Random, size: i
         for name in _CARRIED:
             assert getattr(made, name) == getattr(anew(made), name)
         found, wanted = made.edges, anew(made).edges
-        assert (found.kinds, found.buffers) == (wanted.kinds, wanted.buffers)
-        for mine, theirs in ((found.src, wanted.src), (found.strength, wanted.strength)):
-            assert mine.tolist() == theirs.tolist()
+        assert found.kinds == wanted.kinds
+        for name in ("src", "dst", "strength", "buffers"):
+            assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
 
 
 @settings(max_examples=20)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from undertow.program.model import COMPUTE, VIEW, Lifetime, OpClass, Program, Task, Work
+from undertow.program.model import COMPUTE, VIEW, Collective, Lifetime, OpClass, Program, Work
 
 FUSIBLE = (OpClass.POINTWISE, OpClass.REDUCTION, OpClass.COPY)
 _REDUCTION = OpClass.REDUCTION  # found sooner than in its class
@@ -28,32 +28,38 @@ def find_regions(program: Program) -> list[int]:
     """
     parent = list(range(len(program)))
     writer: dict[int, int] = {}  # buffer -> who in the current run wrote it last
-    known: dict[int, bool] = {}  # by description, which tasks that repeat share
+    known: dict[int, tuple[bool, bool]] = {}  # by description, which tasks that repeat share
     for i, task in enumerate(program.tasks):
         kind = task.kind
         if kind is VIEW:
             continue
         work = task.work
-        is_fusible = known.get(id(work))
-        if is_fusible is None:
-            is_fusible = known[id(work)] = isinstance(work, Work) and work.op_class in FUSIBLE
+        answer = known.get(id(work))
+        if answer is None:
+            answer = known[id(work)] = _is_fusible(work), _spills(work)
+        is_fusible, spills = answer
         if not is_fusible or kind is not COMPUTE:
             if writer:
                 writer = {}
             continue
-        for buffer in task.reads + task.writes:
+        for buffer in task.reads:
             if buffer in writer:
                 _join(parent, writer[buffer], i)
         for buffer in task.writes:
+            if buffer in writer:
+                _join(parent, writer[buffer], i)
             writer[buffer] = i
-        if _spills(task):
+        if spills:
             writer = {}
     return _numbered(parent)
 
 
-def _spills(task: Task) -> bool:
+def _is_fusible(work: Work | Collective | None) -> bool:
+    return isinstance(work, Work) and work.op_class in FUSIBLE
+
+
+def _spills(work: Work | Collective | None) -> bool:
     """Whether a reduction has read more for one result than can be kept until that is known."""
-    work = task.work
     if not isinstance(work, Work) or work.op_class is not _REDUCTION:
         return False
     return work.nbytes_read > _ON_CHIP_NBYTES * max(math.prod(work.shape), 1)
@@ -73,15 +79,15 @@ def _join(parent: list[int], a: int, b: int) -> None:
 
 
 def _numbered(parent: list[int]) -> list[int]:
-    roots = [_root(parent, i) for i in range(len(parent))]
-    sizes = [0] * len(parent)
-    for root in roots:
-        sizes[root] += 1
-    numbers: dict[int, int] = {}
-    for root in roots:
-        if sizes[root] > 1:
-            numbers.setdefault(root, len(numbers))
-    return [numbers.get(root, -1) for root in roots]
+    roots: dict[int, int] = {}  # of those that are not their own
+    for i, up in enumerate(parent):
+        if up != i:  # up comes before, so that its root is known
+            roots[i] = roots.get(up, up)
+    numbers = {root: k for k, root in enumerate(sorted(set(roots.values())))}
+    found = [-1] * len(parent)
+    for i, root in roots.items():
+        found[i] = found[root] = numbers[root]
+    return found
 
 
 def region_nbytes(program: Program, regions: list[int]) -> list[int | None]:
@@ -118,22 +124,25 @@ def _last_readers(program: Program) -> list[int]:
 
 def _charge_reads(program: Program, inside: list[int]) -> list[int]:
     """Bytes that each task of one region reads from outside it."""
+    tasks, buffers = program.tasks, program.buffers
     left: dict[int, int] = {}  # buffer -> bytes of its old value still to be read
     found = []
     for i in inside:
-        task = program.tasks[i]
-        assert isinstance(task.work, Work)
+        task = tasks[i]
+        work = task.work
+        assert isinstance(work, Work)
         total = 0
         for buffer in task.reads:
-            size = left.get(buffer, -1)
-            size = program.buffers[buffer].nbytes if size < 0 else size
-            taken = min(size, task.work.nbytes_read - total)
+            size = left.get(buffer)
+            if size is None:
+                size = buffers[buffer].nbytes
+            taken = min(size, work.nbytes_read - total)
             left[buffer] = size - taken
             total += taken
         for buffer in task.writes:
             # From here on the region reads its own value, save the part that a slice leaves.
-            size = program.buffers[buffer].nbytes
-            left[buffer] = min(left.get(buffer, size), max(0, size - task.work.nbytes_written))
+            size = buffers[buffer].nbytes
+            left[buffer] = min(left.get(buffer, size), max(0, size - work.nbytes_written))
         found.append(total)
     return found
 

@@ -115,18 +115,20 @@ def _check_definitions(
 ) -> None:
     """Every node after all that it uses, and every node placed once."""
     placed: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op in _INPUTS:
+    picked = picked_from(graph)
+    for op in _INPUTS:
+        inputs = graph.find_nodes(op=op, sort=False)
+        placed.update(inputs)
+        for node in picked.intersection(inputs):
             placed.update(with_picks(node))
     needed_at = {copies.pack: copies.start for copies in merged.copies}
-    picked = picked_from(graph)
     for task in order.tasks:
         if len(parts[task]) == 1 and task not in needed_at:
             (node,) = parts[task]
             if node not in picked and node not in glue:  # as most are
-                if not placed.issuperset(node.all_input_nodes):
-                    missing = next(n for n in node.all_input_nodes if n not in placed)
-                    raise _misplaced(node, missing)
+                sources = node.all_input_nodes
+                if not placed.issuperset(sources):
+                    raise _misplaced(node, next(n for n in sources if n not in placed))
                 placed.add(node)
                 continue
         # A copy that packs does casts, and then needs all that the collective does.
@@ -140,6 +142,8 @@ def _check_definitions(
                 if source not in placed and source not in inside:
                     raise _misplaced(node, source)
         placed |= made | glued
+    if len(placed) == len(graph.nodes) - 1:  # all but the output
+        return
     left = [node.name for node in graph.nodes if node not in placed and node.op != "output"]
     if left:
         raise OrderError(f"the order does not place {left[0]!r}: the graph was changed meanwhile")
@@ -155,8 +159,8 @@ def _misplaced(node: fx.Node, source: fx.Node) -> OrderError:
 def _arrange(graph: fx.Graph, nodes: Sequence[fx.Node], glue: Glue) -> None:
     """Inputs first, then `nodes`, each with its glue and what picks from it, then the output."""
     inputs = [node for op in _INPUTS for node in graph.find_nodes(op=op)]
-    picks = [pick for node in inputs for pick in list(with_picks(node))[1:]]
     picked = picked_from(graph)
+    picks = [pick for node in inputs if node in picked for pick in list(with_picks(node))[1:]]
     ordered = [*inputs, *picks]
     for node in nodes:
         ordered += glue.get(node, ())

@@ -10,10 +10,10 @@ hold with them too.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import add
+from operator import add, itemgetter
 
 from undertow.program.model import (
     COMPUTE,
@@ -68,35 +68,36 @@ def lower_bounds(program: Program) -> Bounds:
     >>> lower_bounds(parse_program("a compute 30us\\nb compute 20us")).best.ns
     50000
     """
+    tasks, ns = program.tasks, [task.ns for task in program.tasks]
     totals = _stream_totals(program)
-    found = [Bound(BoundKind.STREAM_TOTAL, ns, stream) for stream, ns in enumerate(totals)]
-    found += [Bound(BoundKind.LINK_TOTAL, ns) for ns in _link_totals(program)]
-    heads = _heads(program)
-    tails = _tails(program)
-    ns = [task.ns for task in program.tasks]
-    chains = [a + b + c for a, b, c in zip(heads.begin, ns, tails.after_end, strict=True)]
-    longest = max([*chains, *map(add, heads.ready, tails.after_ready)], default=0)
-    found.append(Bound(BoundKind.CRITICAL_PATH, longest))
+    found = [Bound(BoundKind.STREAM_TOTAL, total, stream) for stream, total in enumerate(totals)]
+    found += [Bound(BoundKind.LINK_TOTAL, total) for total in _link_totals(program)]
+    heads, tails = _heads(program, ns), _tails(program, ns)
+    begin, after_end = heads.begin, tails.after_end
+    chains = map(add, map(add, begin, ns), after_end)
+    places = [ready + tails.after_ready[start] for start, ready in heads.ready.items()]
+    found.append(Bound(BoundKind.CRITICAL_PATH, max([*chains, *places], default=0)))
     jobs: list[list[tuple[int, int, int]]] = [[] for _ in program.streams]
     for i, kind in enumerate(program.kinds):
         if kind is COMPUTE or kind is START:
-            stream = program.tasks[i].stream
-            jobs[stream].append((heads.begin[i], ns[i], tails.after_end[i]))
+            jobs[tasks[i].stream].append((begin[i], ns[i], after_end[i]))
     for stream, work in enumerate(jobs):
         if work:
             found.append(Bound(BoundKind.ONE_MACHINE, one_machine_bound(work), stream))
     return Bounds(tuple(found))
 
 
-def one_machine_bound(jobs: Iterable[tuple[int, int, int]]) -> int:
+def one_machine_bound(jobs: Sequence[tuple[int, int, int]]) -> int:
     """Shortest time in which one machine can do `jobs` of (head, duration, tail) with preemption.
 
     Jackson's rule (always work on the released job with the longest tail) is optimal when jobs may
     be interrupted, so this bounds every schedule in which they may not. O(n log n).
     """
     urgent: list[tuple[int, int]] = []  # (-tail, work left)
-    now = best = 0
-    for head, duration, tail in sorted(jobs):
+    now = 0
+    # What takes nothing is held up by jobs with a longer tail alone: their end is the later one.
+    best = max([head + tail for head, duration, tail in jobs if not duration], default=0)
+    for head, duration, tail in sorted([job for job in jobs if job[1]], key=itemgetter(0)):
         while urgent and now < head:
             minus_tail, left = urgent[0]
             if now + left <= head:
@@ -139,11 +140,11 @@ def _link_totals(program: Program) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Per task, times before which no legal order can have it: `ready` is when the compute stream
-    reaches its place, `begin` when it begins."""
+    """Times before which no legal order can have a task: `begin`, per task, is when it begins;
+    `ready`, of a start, when the compute stream reaches its place."""
 
-    ready: list[int]
     begin: list[int]
+    ready: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +156,40 @@ class _Tails:
     after_ready: list[int]
 
 
-def _heads(program: Program) -> _Heads:
+def _heads(program: Program, ns: Sequence[int]) -> _Heads:
     """One forward sweep over the captured order, which is topological.
 
     What follows a task comes after its end. What follows a start comes only after its place in the
     order, except its waits and later collectives on its stream: those come after its end too.
     """
-    tasks, kinds, count = program.tasks, program.kinds, len(program)
-    launch = program.machine.launch_ns
-    ready, begin, end, launched = [0] * count, [0] * count, [0] * count, [0] * count
+    tasks, kinds, launch = program.tasks, program.kinds, program.machine.launch_ns
+    begin = [0] * len(program)
+    passed, launched = begin.copy(), begin.copy()  # when the stream and the host are past a task
+    ready: dict[int, int] = {}
+    ends: dict[int, int] = {}  # of collectives
     for i, sources in enumerate(program.predecessors):
-        task = tasks[i]
-        place = on_host = earliest = 0
+        place = on_host = 0
         for source in sources:
-            before = kinds[source]
-            reached = end[source]
-            on_host_then = reached if before is HOST else launched[source]
-            if on_host_then > on_host:
-                on_host = on_host_then
-            if before is START:
-                if reached > earliest and _queues_behind(task, source, tasks[source]):
-                    earliest = reached
-                reached = ready[source]
-            if reached > place:
-                place = reached
-        if kinds[i] is not VIEW:
-            on_host += launch * task.launches
+            if passed[source] > place:
+                place = passed[source]
+            if launched[source] > on_host:
+                on_host = launched[source]
+        kind = kinds[i]
+        if kind is not VIEW:
+            on_host += launch * tasks[i].launches
             if on_host > place:
                 place = on_host
-        launched[i], ready[i] = on_host, place
-        begins = begin[i] = earliest if earliest > place else place
-        end[i] = begins + task.ns
-    return _Heads(ready, begin)
+        if kind is START or kind is WAIT:
+            ready[i] = place
+            for source in sources:
+                if source in ends and _queues_behind(tasks[i], source, tasks[source]):
+                    place = max(place, ends[source])
+        begin[i] = place
+        passed[i] = place + ns[i]
+        if kind is START:
+            ends[i], passed[i] = passed[i], ready[i]
+        launched[i] = passed[i] if kind is HOST else on_host
+    return _Heads(begin, ready)
 
 
 def _queues_behind(task: Task, start: int, collective: Task) -> bool:
@@ -196,7 +199,7 @@ def _queues_behind(task: Task, start: int, collective: Task) -> bool:
     return task.kind is START and task.stream == collective.stream
 
 
-def _tails(program: Program) -> _Tails:
+def _tails(program: Program, ns: Sequence[int]) -> _Tails:
     """The mirror image of `_heads`, without launches: a tail may be smaller than the truth."""
     tasks, kinds, successors = program.tasks, program.kinds, program.successors
     after_end, after_ready = [0] * len(program), [0] * len(program)
@@ -206,17 +209,15 @@ def _tails(program: Program) -> _Tails:
         for target in successors[i]:
             if after_ready[target] > follows:
                 follows = after_ready[target]
-        task = tasks[i]
         if kinds[i] is not START:
             after_end[i] = follows
-            after_ready[i] = task.ns + follows
+            after_ready[i] = ns[i] + follows
             continue
         ends = 0
         for target in successors[i]:
-            after = tasks[target]
-            if _queues_behind(after, i, task):
+            if _queues_behind(tasks[target], i, tasks[i]):
                 # Its stream holds up the collective itself, not its place in the order.
-                ends = max(ends, after.ns + after_end[target])
+                ends = max(ends, ns[target] + after_end[target])
         after_end[i] = ends
-        after_ready[i] = max(follows, task.ns + ends)
+        after_ready[i] = max(follows, ns[i] + ends)
     return _Tails(after_end, after_ready)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from undertow.errors import ProgramError, unknown_name
 from undertow.program.model import (
     COMPUTE,
@@ -20,6 +22,7 @@ from undertow.program.model import (
     WAIT,
     Buffer,
     Collective,
+    Edges,
     Hazard,
     HazardKind,
     Lifetime,
@@ -28,14 +31,17 @@ from undertow.program.model import (
     Stream,
     Task,
     Work,
-    made_hazard,
+    listed,
+    made_of_edges,
 )
 
 Ref = int | str
 """A task, buffer or group by its index or its name."""
 
 _THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
-_RAW = HazardKind.RAW  # found sooner than in its class
+_RAW, _WAW, _WAR = (kind.strength for kind in (HazardKind.RAW, HazardKind.WAW, HazardKind.WAR))
+_Found = dict[int, tuple[int, int]]
+"""What a task depends on -> the strength of the hazard, and the buffer that they conflict on."""
 # What one buffer or task may have at most, so that sums over a whole Program stay within 64 bits.
 _MOST_NBYTES = 1 << 46  # 64 TiB
 _MOST_NS = 1 << 46  # 19 hours
@@ -78,8 +84,8 @@ class ProgramBuilder:
         self._stream_index: dict[str, int] = {}
         self._access: list[_Access] = []
         self._released: set[int] = set()  # starts that have been waited for
-        self._hazards: list[Hazard] = []
         self._sources: list[tuple[int, ...]] = []  # per task, what it depends on
+        self._reasons: list[tuple[int, int]] = []  # for each of those, in the same sequence
         self._policies: list[tuple[Ref, Ref]] = []
 
     # -- declarations ---------------------------------------------------------------------------
@@ -236,11 +242,11 @@ class ProgramBuilder:
             raise ProgramError(f"there are two tasks called {name!r}; names must be unique")
         if type(task.ns) is not int or not 0 <= task.ns <= _MOST_NS:
             raise _no_whole_number(f"task {name!r}", "ns", task.ns, _MOST_NS)
-        found: dict[int, Hazard] = {}
+        found: _Found = {}
         for ref in after:
             if type(ref) is not int or not 0 <= ref < index:
                 ref = self._task_ref(f"task {name!r}", ref)
-            found[ref] = made_hazard((ref, index, _RAW, -1))
+            found[ref] = _RAW, -1
         self._read(task, index, found)
         if task.writes:
             self._write(task, index, found)
@@ -250,10 +256,10 @@ class ProgramBuilder:
             self._release(task, index, found)
         if len(found) > 1:
             sources = tuple(sorted(found))
-            self._hazards += map(found.__getitem__, sources)
+            self._reasons += map(found.__getitem__, sources)
         else:
             sources = tuple(found)
-            self._hazards += found.values()
+            self._reasons += found.values()
         self._sources.append(sources)
         self._tasks.append(task)
         self._task_index[name] = index
@@ -269,20 +275,21 @@ class ProgramBuilder:
         for buffer, access in zip(self._buffers, self._access, strict=True):
             if buffer.lifetime is Lifetime.OUTPUT and access.writer < 0:
                 raise ProgramError(f"output buffer {buffer.name!r} is never written by any task")
-        made = Program(
-            self.name,
-            tuple(self._tasks),
-            tuple(self._buffers),
-            tuple(self._streams),
-            tuple(self._with_policies() if self._policies else self._hazards),
-            self.machine,
-        )
-        if not self._policies:
-            made.__dict__["predecessors"] = tuple(self._sources)  # found on the way
+        parts = self.name, tuple(self._tasks), tuple(self._buffers), tuple(self._streams)
+        made = made_of_edges(*parts, self._edges(), self.machine)
+        made.__dict__["predecessors"] = tuple(self._sources)  # found on the way
+        if self._policies:
+            made = Program(*parts, tuple(self._with_policies(made.hazards)), self.machine)
         made.__dict__["index"] = dict(self._task_index)
         return made
 
-    def _with_policies(self) -> list[Hazard]:
+    def _edges(self) -> Edges:
+        counts, src = listed(self._sources)
+        reasons = listed(self._reasons)[1].reshape(-1, 2)
+        dst = np.repeat(np.arange(len(self._tasks)), counts)
+        return Edges(src, dst, reasons[:, 0].copy(), reasons[:, 1].copy())
+
+    def _with_policies(self, hazards: Iterable[Hazard]) -> list[Hazard]:
         """All hazards in their order, those of policies where no other says the same."""
         policies = [
             (self._task_ref("a policy", s), self._task_ref("a policy", d))
@@ -291,13 +298,13 @@ class ProgramBuilder:
         for src, dst in policies:
             self._check_policy(src, dst, policies)
         strongest: dict[tuple[int, int], Hazard] = {
-            (hazard.dst, hazard.src): hazard for hazard in self._hazards
+            (hazard.dst, hazard.src): hazard for hazard in hazards
         }
         for src, dst in policies:
             strongest.setdefault((dst, src), Hazard(src, dst, HazardKind.POLICY))
         return [strongest[key] for key in sorted(strongest)]
 
-    def _read(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
+    def _read(self, task: Task, index: int, found: _Found) -> None:
         is_view = task.kind is VIEW
         for buffer in task.reads:
             access = self._access[buffer]
@@ -313,10 +320,10 @@ class ProgramBuilder:
                 access.readers.append(index)
             if writer >= 0:
                 known = found.get(writer)
-                if known is None or known.kind is not _RAW:
-                    found[writer] = made_hazard((writer, index, _RAW, buffer))
+                if known is None or known[0] != _RAW:
+                    found[writer] = _RAW, buffer
 
-    def _write(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
+    def _write(self, task: Task, index: int, found: _Found) -> None:
         for buffer in task.writes:
             access = self._access[buffer]
             if access.writer < 0 and not access.readers and not access.sent_by:  # as of most
@@ -328,10 +335,10 @@ class ProgramBuilder:
             if others:
                 raise self._race(task, "writes", buffer, others[0], "reads")
             if access.writer >= 0:
-                _keep_strongest(found, Hazard(access.writer, index, HazardKind.WAW, buffer))
+                _keep_strongest(found, access.writer, _WAW, buffer)
             for reader in access.readers:
                 if reader != index:
-                    _keep_strongest(found, Hazard(reader, index, HazardKind.WAR, buffer))
+                    _keep_strongest(found, reader, _WAR, buffer)
             access.writer = index
             access.readers.clear()
 
@@ -341,9 +348,9 @@ class ProgramBuilder:
         for buffer in task.writes:
             self._access[buffer].filled_by = index
 
-    def _release(self, task: Task, index: int, found: dict[int, Hazard]) -> None:
+    def _release(self, task: Task, index: int, found: _Found) -> None:
         """After its first wait a collective holds nothing; later writers depend on that wait."""
-        _keep_strongest(found, Hazard(task.start, index, HazardKind.RAW))
+        _keep_strongest(found, task.start, _RAW, -1)
         start = self._tasks[task.start]
         for buffer in task.writes:
             self._access[buffer].filled_by = -1
@@ -380,8 +387,9 @@ class ProgramBuilder:
 
     def _reachable(self, task: int, policies: Sequence[tuple[int, int]]) -> set[int]:
         after: dict[int, list[int]] = {}
-        for hazard in self._hazards:
-            after.setdefault(hazard.src, []).append(hazard.dst)
+        for index, sources in enumerate(self._sources):
+            for source in sources:
+                after.setdefault(source, []).append(index)
         for src, dst in policies:
             after.setdefault(src, []).append(dst)
         reached, todo = {task}, [task]
@@ -464,7 +472,7 @@ def _no_whole_number(what: str, unit: str, value: int, most: int) -> ProgramErro
     return ProgramError(f"{what} has {value} {unit}; more than {most} makes no sense here")
 
 
-def _keep_strongest(found: dict[int, Hazard], hazard: Hazard) -> None:
-    known = found.get(hazard.src)
-    if known is None or hazard.kind.strength > known.kind.strength:
-        found[hazard.src] = hazard
+def _keep_strongest(found: _Found, src: int, strength: int, buffer: int) -> None:
+    known = found.get(src)
+    if known is None or strength > known[0]:
+        found[src] = strength, buffer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +78,9 @@ class HazardKind(StrEnum):
     """A pair of tasks keeps its strongest hazard: a true one never hides behind a policy."""
 
 
-for _strength, _name in enumerate(("POLICY", "WAR", "WAW", "RAW")):
-    HazardKind[_name].strength = _strength
+_BY_STRENGTH = (HazardKind.POLICY, HazardKind.WAR, HazardKind.WAW, HazardKind.RAW)
+for _strength, _kind in enumerate(_BY_STRENGTH):
+    _kind.strength = _strength
 
 
 @_with_plain_members
@@ -278,8 +279,20 @@ class Edges:
     src: IntArray
     dst: IntArray
     strength: IntArray
-    kinds: list[HazardKind]
-    buffers: list[int]
+    buffers: IntArray
+
+    @property
+    def kinds(self) -> list[HazardKind]:
+        return list(map(_BY_STRENGTH.__getitem__, self.strength.tolist()))
+
+    def pairs(self) -> tuple[IntArray, IntArray]:
+        """The (src, dst) of all hazards, each pair once."""
+        src, dst = self.src, self.dst
+        again = (src[1:] == src[:-1]) & (dst[1:] == dst[:-1])
+        if not again.any():
+            return src, dst
+        is_new = np.append(True, ~again)
+        return src[is_new], dst[is_new]
 
     def up_to(self, kind: HazardKind) -> set[tuple[int, int]]:
         """The (src, dst) of hazards that are not stronger than this kind."""
@@ -367,11 +380,9 @@ class Program:
 
     @cached_property
     def edges(self) -> Edges:
-        columns = list(zip(*self.hazards, strict=True)) or [(), (), (), ()]
-        src, dst = (np.array(column, dtype=np.int64) for column in columns[:2])
-        kinds, buffers = list(columns[2]), list(columns[3])
-        strength = np.array([kind.strength for kind in kinds], dtype=np.int64)
-        return Edges(src, dst, strength, kinds, buffers)
+        src, dst, kinds, buffers = list(zip(*self.hazards, strict=True)) or [(), (), (), ()]
+        columns = src, dst, [kind.strength for kind in kinds], buffers
+        return Edges(*[np.array(column, dtype=np.int64) for column in columns])
 
     @property
     def is_contended(self) -> bool:
@@ -405,21 +416,26 @@ class Program:
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Per task, the tasks that must come before it (each once, ascending)."""
-        before: list[list[int]] = [[] for _ in self.tasks]
-        for src, dst, _, _ in self.hazards:
-            known = before[dst]
-            if not known or known[-1] != src:
-                known.append(src)
-        return tuple(map(tuple, before))
+        src, dst = self.edges.pairs()
+        return _rows(src, np.bincount(dst, minlength=len(self.tasks)))
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """Per task, the tasks that must come after it (each once, ascending)."""
-        after: list[list[int]] = [[] for _ in self.tasks]
-        for dst, sources in enumerate(self.predecessors):
-            for src in sources:
-                after[src].append(dst)
-        return tuple(map(tuple, after))
+        src, dst = self.edges.pairs()
+        by_source = np.argsort(src, kind="stable")
+        return _rows(dst[by_source], np.bincount(src, minlength=len(self.tasks)))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> tuple[Hazard, ...]:
+            """The hazards of a Program that was made of its edges: few are ever asked for them."""
+            if name != "hazards":
+                raise AttributeError(f"a Program has no {name!r}")
+            edges = self.edges
+            columns = edges.src.tolist(), edges.dst.tolist(), edges.kinds, edges.buffers.tolist()
+            self.__dict__["hazards"] = found = tuple(map(made_hazard, zip(*columns, strict=True)))
+            return found
 
 
 @dataclass(frozen=True)
@@ -457,6 +473,28 @@ def listed(rows: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
     return counts, np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
 
 
+def _rows(values: IntArray, counts: IntArray) -> tuple[tuple[int, ...], ...]:
+    """`values` in rows of so many each."""
+    flat = tuple(values.tolist())
+    ends = np.cumsum(counts).tolist()
+    return tuple([flat[a:b] for a, b in zip([0, *ends], ends, strict=False)])
+
+
+def made_of_edges(
+    name: str,
+    tasks: tuple[Task, ...],
+    buffers: tuple[Buffer, ...],
+    streams: tuple[Stream, ...],
+    edges: Edges,
+    machine: Machine,
+) -> Program:
+    """A Program whose hazards are listed when somebody asks."""
+    made = object.__new__(Program)
+    made.__dict__.update(name=name, tasks=tasks, buffers=buffers, streams=streams)
+    made.__dict__.update(edges=edges, machine=machine)
+    return made
+
+
 def hold_until_awaited(touched: list[tuple[int, ...]], start: int, waits: tuple[int, ...]) -> None:
     """Let the first wait for a collective touch all that its start touches."""
     if waits:
@@ -471,11 +509,11 @@ def retimed(
 ) -> Program:
     """The same Program for other costs: tasks that differ in what they take alone. What follows
     from its structure is found once for both."""
-    made = replace(
-        program, tasks=tasks, streams=streams or program.streams, machine=machine or program.machine
-    )
     for name in _STRUCTURE:
-        made.__dict__[name] = getattr(program, name)
+        getattr(program, name)
+    made = object.__new__(Program)
+    made.__dict__.update(program.__dict__, tasks=tasks)
+    made.__dict__.update(streams=streams or program.streams, machine=machine or program.machine)
     return made
 
 

@@ -99,7 +99,7 @@ def stream_sequences(program: Program, order: Order) -> dict[str, tuple[str, ...
 
 def _check_permutation(program: Program, order: Order) -> Iterator[Violation]:
     count = len(program)
-    if sorted(order.tasks) == list(range(count)):
+    if len(order.tasks) == count and bool((np.sort(order.array) == np.arange(count)).all()):
         return
     seen = [False] * count
     for i in order.tasks:
@@ -317,14 +317,11 @@ def _check_lifetimes(
 def _held_by_collectives(program: Program, order: Order) -> dict[int, int]:
     """Buffer -> the position until which some collective holds it: the first wait for it in
     order."""
-    landed: dict[int, int] = {}
-    for position, i in enumerate(order.tasks):
-        if program.kinds[i] is WAIT:
-            landed.setdefault(program.tasks[i].start, position)
+    place: list[int] = order.positions().tolist()
     held: dict[int, int] = {}
-    for start in program.starts:
+    for start, waits in program.waits_of.items():
         task = program.tasks[start]
-        until = landed.get(start, len(program) - 1)
+        until = min([place[wait] for wait in waits], default=len(program) - 1)
         for buffer in task.reads + task.writes:
             held[buffer] = max(held.get(buffer, -1), until)
     return held

@@ -52,17 +52,20 @@ class Condensed:
         made = merge(self.whole, merged.buckets, reprice)
         if not merged.buckets:
             return made, Order(tuple(chain.from_iterable(map(self.runs.__getitem__, order.tasks))))
-        index, tasks, origins = made.program.index, merged.program.tasks, merged.origins
+        tasks, origins, runs = merged.program.tasks, merged.origins, self.runs
         now_at = [-1] * len(self.whole)
         for task, old in enumerate(made.origins):
             for each in old:
                 now_at[each] = task
         found: list[int] = []
         for task in order.tasks:
-            if len(old := origins[task]) == 1:
-                found += [now_at[each] for each in self.runs[old[0]]]
-            else:  # a bucket, or what copies it: those are no runs
-                found.append(index[tasks[task].name])
+            old = origins[task]
+            if len(old) == 1:
+                found += [now_at[each] for each in runs[old[0]]]
+            elif old and not merged.copies:  # a bucket: those are no runs
+                found.append(now_at[runs[old[0]][0]])
+            else:  # or what copies one
+                found.append(made.program.index[tasks[task].name])
         return made, Order(tuple(found))
 
 
@@ -81,7 +84,7 @@ class _Runs:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._runs: list[list[int]] = []
-        self._may_be_joined: list[bool] = []  # per run
+        self._to_count: list[int] = []  # tasks of the last run that `_freed` does not count yet
         self._freed = 0  # by the tasks of the last run, of what others made
         self._taken_ns = 0  # by the tasks of the last run
         self._last_use: list[int] = liveness(program, Order.captured(program)).last.tolist()
@@ -96,36 +99,37 @@ class _Runs:
     def found(self) -> tuple[list[int], list[list[int]]]:
         """Per task the run that it is in, and the runs."""
         run_of: list[int] = []
-        program, runs, may_be_joined = self._program, self._runs, self._may_be_joined
-        sources, tasks, to_fold = program.predecessors, program.tasks, self._to_fold
-        for index, kind in enumerate(program.kinds):
+        program, runs, to_fold = self._program, self._runs, self._to_fold
+        sources, tasks, kinds = program.predecessors, program.tasks, program.kinds
+        may_be_joined: list[bool] = []  # per run
+        for index, kind in enumerate(kinds):
             into = -1
             for source in sources[index]:
                 if run_of[source] > into:
                     into = run_of[source]
             if kind is VIEW:
-                into = into if self._is_free(index, into) else -1
+                if into >= 0 and kinds[wait := runs[into][0]] is WAIT:
+                    into = into if self._is_free(index, wait) else -1
             elif kind is not COMPUTE or into < len(runs) - 1 or not self._goes_on(index):
                 into = -1
             if into < 0 or not may_be_joined[into]:
                 into = len(runs)
-                runs.append([])
+                runs.append([index])
                 # Buckets look at what surrounds a start: that stays as it is.
                 may_be_joined.append(kind is not START and index not in to_fold)
                 self._freed = self._taken_ns = 0
-            runs[into].append(index)
+                self._to_count.clear()
+            else:
+                runs[into].append(index)
             run_of.append(into)
-            if kind is COMPUTE and into == len(runs) - 1:
+            if kind is COMPUTE:  # in the last run
                 self._taken_ns += tasks[index].ns
-                self._freed += self._frees(index, runs[into][0])
+                self._to_count.append(index)
         return run_of, runs
 
-    def _is_free(self, view: int, into: int) -> bool:
-        """Whether a view may join a run; a wait's touches no more than the wait does."""
-        program = self._program
-        if into < 0 or program.tasks[wait := self._runs[into][0]].kind is not WAIT:
-            return True
-        return set(program.touches[view]) <= set(program.touches[wait])
+    def _is_free(self, view: int, wait: int) -> bool:
+        """Whether a view may join the run of a wait: it touches no more than the wait does."""
+        return set(self._touches[view]).issubset(self._touches[wait])
 
     def _goes_on(self, index: int) -> bool:
         """Whether a task is part of the kernel before it, or takes so little after what it needs
@@ -137,8 +141,13 @@ class _Runs:
         is_short = task.ns <= self._short_ns and not task.launches
         if not is_short and self._taken_ns + task.ns > self._run_ns:
             return False
-        is_compute = kinds[self._runs[-1][0]] is COMPUTE
-        return is_compute and self._freed <= min(self._room[index], self._little)
+        head = self._runs[-1][0]
+        if kinds[head] is not COMPUTE:
+            return False
+        for member in self._to_count:
+            self._freed += self._frees(member, head)
+        self._to_count.clear()
+        return self._freed <= self._little and self._freed <= self._room[index]
 
     def _frees(self, index: int, head: int) -> int:
         """The bytes that end with this task, of what was there before its run."""
@@ -182,57 +191,58 @@ class _Tasks:
         self._is_inner: list[bool] = is_inner.tolist()  # per buffer: one run alone touches it
 
     def made(self, runs: Sequence[Sequence[int]]) -> tuple[tuple[Task, ...], tuple[Buffer, ...]]:
-        old = self._program.tasks
-        tasks = [
-            old[run[0]] if len(run) == 1 and old[run[0]].start < 0 else self._task(run)
-            for run in runs
-        ]
+        old, kinds, run_of = self._program.tasks, self._program.kinds, self._run_of
+        tasks = []
+        for run in runs:
+            task = old[run[0]]
+            if task.start >= 0:
+                task = task.awaiting(run_of[task.start])
+            elif len(run) > 1:
+                is_one = all(kinds[index] is VIEW for index in run[1:])
+                task = self._seen_by_views(task, run) if is_one else self._several(task, run)
+            tasks.append(task)
         return tuple(tasks), tuple(self._buffers)
 
-    def _task(self, run: Sequence[int]) -> Task:
-        tasks = self._program.tasks
-        head = tasks[run[0]]
-        if head.start >= 0:
-            head = head.awaiting(self._run_of[head.start])
-        if len(run) == 1 or head.kind is WAIT:
-            return head
-        members = [tasks[task] for task in run]
-        kinds = self._program.kinds
-        if all(kinds[task] is VIEW for task in run[1:]):
-            reads = dict.fromkeys([b for task in members for b in task.reads])
-            mine = set(head.writes)
-            seen = tuple([b for b in reads if b not in mine or b in head.reads])
-            return head.touching(seen, head.writes)
-        return self._several(head, run, members)
+    def _seen_by_views(self, head: Task, run: Sequence[int]) -> Task:
+        """A task and views that follow it, which may look at more than it does."""
+        tasks, reads, writes = self._program.tasks, head.reads, head.writes
+        seen = [b for view in run[1:] for b in tasks[view].reads if b not in writes]
+        more = dict.fromkeys([b for b in seen if b not in reads])
+        return head.touching((*reads, *more), writes) if more else head
 
-    def _several(self, head: Task, run: Sequence[int], members: Sequence[Task]) -> Task:
+    def _several(self, head: Task, run: Sequence[int]) -> Task:
         """What nobody else touches is there while the run needs it, and no longer."""
-        own = self._run_of[run[0]]
+        tasks, kinds, is_inner = self._program.tasks, self._program.kinds, self._is_inner
         reads: dict[int, None] = {}
         writes: dict[int, None] = {}
-        for task in members:
+        ns = launches = 0
+        for index in run:
+            task = tasks[index]
             for buffer in task.reads:
                 if buffer not in writes:
                     reads[buffer] = None
             for buffer in task.writes:
                 writes[buffer] = None
-        kept = [b for b in writes if not self._is_inner[b]]
-        made = {b for b in writes if self._made_by[b] == own}
-        nbytes = self._made_peak(run, made)
-        nbytes -= sum([self._buffers[b].nbytes for b in kept if b in made])
-        if nbytes > 0:
-            self._buffers.append(Buffer(f"{head.name}.inner", nbytes, Lifetime.INTERMEDIATE))
-            kept.append(len(self._buffers) - 1)
-        reads_kept = tuple([b for b in reads if not self._is_inner[b]])
-        ns = sum([task.ns for task in members])
-        launches = sum([task.host_launches for task in members])
+            ns += task.ns
+            if kinds[index] is not VIEW:
+                launches += task.launches
+        kept = [b for b in writes if not is_inner[b]]
+        if len(kept) < len(writes):
+            own = self._run_of[run[0]]
+            made = {b for b in writes if self._made_by[b] == own}
+            nbytes = self._made_peak(run, made)
+            nbytes -= sum([self._buffers[b].nbytes for b in kept if b in made])
+            if nbytes > 0:
+                self._buffers.append(Buffer(f"{head.name}.inner", nbytes, Lifetime.INTERMEDIATE))
+                kept.append(len(self._buffers) - 1)
+        reads_kept = tuple([b for b in reads if not is_inner[b]])
         return head.touching(reads_kept, tuple(kept)).timed(ns, launches)
 
     def _made_peak(self, run: Sequence[int], made: set[int]) -> int:
         """The most bytes of what the run makes that are there at a time."""
         buffers, is_inner = self._buffers, self._is_inner
         tasks, touches = self._program.tasks, self._program.touches
-        last = {buffer: task for task in run for buffer in touches[task]}
+        last = {buffer: task for task in run for buffer in touches[task] if is_inner[buffer]}
         live = peak = 0
         seen: set[int] = set()
         for task in run:
@@ -243,6 +253,6 @@ class _Tasks:
             if live > peak:
                 peak = live
             for buffer in touches[task]:
-                if last[buffer] == task and is_inner[buffer] and buffer in seen:
+                if last.get(buffer) == task and buffer in seen:
                     live -= buffers[buffer].nbytes
         return peak

@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 
 from undertow.program import Buffer, Program, Task
-from undertow.program.model import Edges, IntArray, made_hazard
+from undertow.program.model import Edges, made_of_edges
 
 
 def contracted_order(
@@ -58,32 +58,18 @@ def contracted(
 ) -> Program:
     """The Program of `tasks`, which stand for those of old: task i is now at `now_at[i]`. Of the
     hazards between two of them the strongest is kept."""
-    count = len(tasks)
     edges, place = program.edges, np.asarray(now_at, dtype=np.int64)
     src, dst = place[edges.src], place[edges.dst]
-    pairs = dst * count + src
-    order = np.argsort(pairs * 4 - edges.strength, kind="stable")
-    order = order[src[order] != dst[order]]
-    pairs = pairs[order]
-    order = order[np.diff(pairs, prepend=-1) != 0]
-    src, dst = src[order], dst[order]
-    picked = order.tolist()
-    kinds, on = map(edges.kinds.__getitem__, picked), map(edges.buffers.__getitem__, picked)
-    found = Edges(src, dst, edges.strength[order], list(kinds), list(on))
-    columns = src.tolist(), dst.tolist(), found.kinds, found.buffers
-    hazards = tuple(map(made_hazard, zip(*columns, strict=True)))
+    between = np.flatnonzero(src != dst)
+    edges = Edges(src[between], dst[between], edges.strength[between], edges.buffers[between])
     kept = program.buffers if buffers is None else buffers
-    made = Program(program.name, tasks, kept, program.streams, hazards, program.machine)
-    # Found on the way:
-    made.__dict__["edges"] = found
-    made.__dict__["predecessors"] = _rows(src, np.bincount(dst, minlength=count))
-    by_source = np.argsort(src, kind="stable")
-    made.__dict__["successors"] = _rows(dst[by_source], np.bincount(src, minlength=count))
-    return made
+    found = strongest(edges, len(tasks))
+    return made_of_edges(program.name, tasks, kept, program.streams, found, program.machine)
 
 
-def _rows(values: IntArray, counts: IntArray) -> tuple[tuple[int, ...], ...]:
-    """`values` in rows of so many each."""
-    flat = tuple(values.tolist())
-    ends = np.cumsum(counts).tolist()
-    return tuple([flat[a:b] for a, b in zip([0, *ends], ends, strict=False)])
+def strongest(edges: Edges, tasks: int) -> Edges:
+    """Of the edges between any two of so many tasks the strongest, of those the first; sorted."""
+    pairs = edges.dst * tasks + edges.src
+    order = np.argsort(pairs * 4 - edges.strength, kind="stable")
+    order = order[np.diff(pairs[order], prepend=-1) != 0]
+    return Edges(edges.src[order], edges.dst[order], edges.strength[order], edges.buffers[order])

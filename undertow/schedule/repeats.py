@@ -10,13 +10,15 @@ are kept, without the first and the last of all, stand for those that went.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 
-from undertow.program import Buffer, Collective, Hazard, Lifetime, Program, Task
-from undertow.program.model import START, IntArray
+from undertow.program import Buffer, Collective, Lifetime, Program, Task
+from undertow.program.model import START, Edges, IntArray, made_of_edges
+from undertow.schedule.contract import strongest
 
 _WINDOW = 32  # tasks that must look alike before a distance counts as a period; a power of two
 _PERIODS = 16  # distances that are tried as periods
@@ -147,44 +149,46 @@ class _Fold:
         self.program = program
         self.stretches = stretches
         self.stand_in = _stand_ins(len(program), stretches)
-        kept = [task for task, other in enumerate(self.stand_in) if task == other]
-        self.kept = kept
-        self.place = {task: k for k, task in enumerate(kept)}
-        stand_ins = self._buffer_stand_ins()
+        self.kept = np.flatnonzero(self.stand_in == np.arange(len(program)))
+        place = np.full(len(program), -1, dtype=np.int64)
+        place[self.kept] = np.arange(len(self.kept))
+        self.place_of = place[self.stand_in]  # per task: the task here that is it or stands for it
+        stand_ins = np.array(self._buffer_stand_ins(), dtype=np.int64)
         self.kept_buffers = self._touched(stand_ins)
-        place = {buffer: k for k, buffer in enumerate(self.kept_buffers)}
-        self.buffer_for = [place.get(other, -1) for other in stand_ins]
+        place = np.full(len(program.buffers), -1, dtype=np.int64)
+        place[self.kept_buffers] = np.arange(len(self.kept_buffers))
+        self.buffer_for = place[stand_ins]
 
     def run(self) -> Folded:
-        tasks = tuple([self._task(old) for old in self.kept])
+        tasks = self._tasks()
         buffers = self._buffers(tasks)
-        program = replace(self.program, tasks=tasks, buffers=buffers, hazards=self._hazards())
+        old, edges = self.program, self._edges()
+        program = made_of_edges(old.name, tasks, buffers, old.streams, edges, old.machine)
         weights = _weights(len(self.program), self.stretches)
         layers = _layers(len(self.program), self.stretches)
-        kept = np.asarray(self.kept, dtype=np.int64)
         return Folded(
             program,
-            weights[kept],
-            layers[kept],
+            weights[self.kept],
+            layers[self.kept],
             layers,
-            tuple(self.place[other] for other in self.stand_in),
-            tuple(self.buffer_for),
+            tuple(self.place_of.tolist()),
+            tuple(self.buffer_for.tolist()),
             max(_landing_nbytes(self.program, stretch) for stretch in self.stretches),
         )
 
-    def _touched(self, stand_ins: list[int]) -> list[int]:
+    def _touched(self, stand_ins: IntArray) -> IntArray:
         """The buffers that what is kept touches."""
-        tasks = self.program.tasks
-        found = {stand_ins[b] for old in self.kept for b in tasks[old].reads + tasks[old].writes}
-        return sorted(found)
+        tasks = [self.program.tasks[old] for old in self.kept.tolist()]
+        touched = chain.from_iterable([task.reads + task.writes for task in tasks])
+        return np.unique(stand_ins[np.fromiter(touched, np.int64)])
 
     def _buffers(self, tasks: Sequence[Task]) -> tuple[Buffer, ...]:
         """Those that are touched; results of what was left out are not results any more."""
         written = {buffer for task in tasks for buffer in task.writes}
-        kept = [self.program.buffers[old] for old in self.kept_buffers]
+        kept = [self.program.buffers[old] for old in self.kept_buffers.tolist()]
         return tuple(
             [
-                replace(buffer, lifetime=Lifetime.INTERMEDIATE)
+                Buffer(buffer.name, buffer.nbytes, Lifetime.INTERMEDIATE)
                 if buffer.lifetime is Lifetime.OUTPUT and index not in written
                 else buffer
                 for index, buffer in enumerate(kept)
@@ -197,7 +201,7 @@ class _Fold:
         tasks = self.program.tasks
         found = list(range(len(self.program.buffers)))
         is_seen = [False] * len(found)
-        for task, other in enumerate(self.stand_in):
+        for task, other in enumerate(self.stand_in.tolist()):
             mine = tasks[task]
             if task == other:
                 for buffer in mine.reads + mine.writes:
@@ -212,29 +216,27 @@ class _Fold:
                             found[buffer] = found[others[k]]
         return found
 
-    def _task(self, old: int) -> Task:
-        task = self.program.tasks[old]
-        reads = tuple(dict.fromkeys([self.buffer_for[b] for b in task.reads]))
-        writes = tuple(dict.fromkeys([self.buffer_for[b] for b in task.writes]))
-        if task.start >= 0:
-            task = task.awaiting(self.place[self.stand_in[task.start]])
-        if reads == task.reads and writes == task.writes:
-            return task
-        return task.touching(reads, writes)
+    def _tasks(self) -> tuple[Task, ...]:
+        buffer_for: list[int] = self.buffer_for.tolist()
+        place_of: list[int] = self.place_of.tolist()
+        found = []
+        for old in self.kept.tolist():
+            task = self.program.tasks[old]
+            reads = tuple(dict.fromkeys([buffer_for[b] for b in task.reads]))
+            writes = tuple(dict.fromkeys([buffer_for[b] for b in task.writes]))
+            if task.start >= 0:
+                task = task.awaiting(place_of[task.start])
+            is_same = reads == task.reads and writes == task.writes
+            found.append(task if is_same else task.touching(reads, writes))
+        return tuple(found)
 
-    def _hazards(self) -> tuple[Hazard, ...]:
-        strongest: dict[tuple[int, int], Hazard] = {}
-        stand_in, place = self.stand_in, self.place
+    def _edges(self) -> Edges:
         edges = self.program.edges
-        kept = np.asarray(stand_in, dtype=np.int64)[edges.dst] == edges.dst  # else it has its own
-        for at in np.flatnonzero(kept).tolist():
-            source, target, kind, on = self.program.hazards[at]
-            src, dst = place[stand_in[source]], place[target]
-            known = strongest.get((dst, src))
-            if known is None or kind.strength > known.kind.strength:
-                buffer = self.buffer_for[on] if on >= 0 else -1
-                strongest[dst, src] = Hazard(src, dst, kind, buffer)
-        return tuple(strongest[pair] for pair in sorted(strongest))
+        kept = np.flatnonzero(self.stand_in[edges.dst] == edges.dst)  # else it has its own
+        src, dst = self.place_of[edges.src[kept]], self.place_of[edges.dst[kept]]
+        # The last is for what is no buffer, whose number is -1.
+        buffers = np.append(self.buffer_for, -1)[edges.buffers[kept]]
+        return strongest(Edges(src, dst, edges.strength[kept], buffers), len(self.kept))
 
 
 def _landing_nbytes(program: Program, stretch: Stretch) -> int:
@@ -246,16 +248,16 @@ def _landing_nbytes(program: Program, stretch: Stretch) -> int:
     )
 
 
-def _stand_ins(tasks: int, stretches: list[Stretch]) -> list[int]:
+def _stand_ins(tasks: int, stretches: list[Stretch]) -> IntArray:
     """Per task, the one that stands for it: of a repetition that goes, the same task of the last
     one kept before it."""
-    stand_in = list(range(tasks))
+    stand_in = np.arange(tasks)
     for stretch in stretches:
         first = stretch.begin + _KEPT_FIRST * stretch.period
         last = stretch.end - _KEPT_LAST * stretch.period
         template = first - stretch.period
-        for task in range(first, last):
-            stand_in[task] = template + (task - first) % stretch.period
+        if last > first:
+            stand_in[first:last] = template + np.arange(last - first) % stretch.period
     return stand_in
 
 
