@@ -28,7 +28,7 @@ typedef struct {
 
 typedef enum { FLAGS = 1, INTS = 8 } Items;
 
-/* The array behind an object, or false with an exception. `length` is what it must have, -1: any. */
+/* The array behind an object, or false with an exception. `length` is what it must have, if any. */
 static bool take(PyObject *object, Py_buffer *view, const char *name, Items items, i64 length,
                  bool is_written) {
     int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (is_written ? PyBUF_WRITABLE : 0);
@@ -206,9 +206,10 @@ static PyObject *step_play(StepObject *self, PyObject *args) {
 }
 
 static PyObject *step_sweep(StepObject *self, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"order", "new_order", "moved",       "only",     "ready",        "begin",
-                            "end",   "way",       "limit",       "in_flight", "cheap_share", "cheap_ns",
-                            "most_members", "steps", "total_ns", NULL};
+    static char *names[] = {"order",       "new_order", "moved",        "only",  "ready",
+                            "begin",       "end",       "way",          "limit", "in_flight",
+                            "cheap_share", "cheap_ns",  "most_members", "steps", "total_ns",
+                            NULL};
     enum { ORDER, NEW_ORDER, MOVED, ONLY, READY, BEGIN, END, COLUMNS };
     PyObject *o[COLUMNS];
     Py_buffer views[COLUMNS];
@@ -367,8 +368,8 @@ static int module_exec(PyObject *module) {
     state->step_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &step_spec, NULL);
     state->facts_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &facts_spec, NULL);
     if (!state->step_type || !state->facts_type) return -1;
-    return PyModule_AddType(module, state->step_type) < 0 ? -1
-                                                           : PyModule_AddType(module, state->facts_type);
+    if (PyModule_AddType(module, state->step_type) < 0) return -1;
+    return PyModule_AddType(module, state->facts_type);
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {

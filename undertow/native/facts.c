@@ -128,8 +128,9 @@ static void find_first_uses(Facts *facts, i64 *need) {
     }
     for (i64 n = 0; n < facts->starts; n++) facts->first_use[facts->start_at[n]] = count;
     for (i64 task = 0; task < count; task++) {
-        i64 start = step->awaited[task];
-        if (start >= 0 && need[task] < facts->first_use[start]) facts->first_use[start] = need[task];
+        if (step->awaited[task] < 0) continue;
+        i64 *first_use = &facts->first_use[step->awaited[task]];
+        if (need[task] < *first_use) *first_use = need[task];
     }
 }
 

@@ -1,6 +1,6 @@
 /* One pass over an order that holds some tasks back and lets all others go on: what
- * undertow.schedule.sweep does, with its directors for starts (early_starts) and waits (late_waits),
- * but without a record of what limited each move. */
+ * undertow.schedule.sweep does, with its directors for starts (early_starts) and for waits
+ * (late_waits), but without a record of what limited each move. */
 
 #include "sweep.h"
 
@@ -116,7 +116,7 @@ static void prepare_memory(Sweep *s) {
     }
 }
 
-/* -- time --------------------------------------------------------------------------------------- */
+/* -- time ------------------------------------------------------------------------------------- */
 
 /* When the compute stream reached each task's place; the host has its own clock. */
 static void find_reached(Sweep *s) {
@@ -333,7 +333,8 @@ static void make_room(Sweep *s, i64 task) {
     while ((head = front(s, &s->held)) >= 0 && is_too_much_in_flight(s, task)) let_go(s, head);
 }
 
-/* What `task` cannot pass is let go, unless it is one unit that it travels with; whether it does. */
+/* What a task cannot pass is let go, unless that is one unit that it travels with: whether it does.
+ */
 static bool pass_or_join(Sweep *s, i64 task) {
     i64 count = find_blockers(s, task, s->blockers);
     sort_by_arrival(s, s->blockers, count);

@@ -12,12 +12,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from undertow.program.memory import profile_memory
+from undertow.program.flat import known_step
+from undertow.program.memory import MemoryProfile, profile_memory
 from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT, Order, Program
 from undertow.program.timeline import Timeline
+
+if TYPE_CHECKING:
+    from undertow.native.core import Step
 
 # Work left is counted in 2**-20 ns, so that a slowed task loses less than a part in a million to
 # rounding; a task at full speed finishes in exactly its own time.
@@ -45,8 +50,11 @@ def simulate(program: Program, order: Order | None = None) -> Timeline:
     """
     order = order or Order.captured(program)
     memory = profile_memory(program, order)
+    is_contended = program.is_contended
+    if not is_contended and (step := known_step(program)) is not None:
+        return _swept_natively(program, order, memory, step)
     times = _Times(program)
-    if program.is_contended:
+    if is_contended:
         total = _Fluid(program, times).play(order)
     else:
         total = _sweep(program, order, times)
@@ -125,6 +133,14 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
     for start in _unwaited(program, order):
         compute = _stand_still(times, start, compute)
     return max(compute, host)
+
+
+def _swept_natively(program: Program, order: Order, memory: MemoryProfile, step: Step) -> Timeline:
+    """The same by the native core."""
+    times = np.zeros((4, len(program)), dtype=np.int64)
+    ready, begin, end, exposed = times
+    total = step.play(order.array, ready, begin, end, exposed)
+    return Timeline(program, order, ready, begin, end, exposed, memory, total)
 
 
 def _stand_still(times: _Times, start: int, compute: int) -> int:

@@ -37,7 +37,8 @@ from undertow.schedule.buckets import (
 )
 from undertow.schedule.construct import Built, Policy, construct, construct_within
 from undertow.schedule.delay import delayed_order
-from undertow.schedule.facts import Facts, last_in_line
+from undertow.schedule.facts import last_in_line
+from undertow.schedule.flat_facts import AnyFacts, facts_of
 from undertow.schedule.limits import peak_in_flight
 
 _LARGEST_NBYTES = 2 << 30
@@ -149,8 +150,8 @@ class Bases:
         still_last = None
         if not merged.copies:  # one call for several collectives changes nothing for what follows
             still_last = [is_last[origins[0]] for origins in merged.origins]
-        self._captured = Facts(merged.program, still_last)
-        self._delayed: dict[bool, Facts] = {}  # the usual, and the frugal
+        self._captured = facts_of(merged.program, still_last)
+        self._delayed: dict[bool, AnyFacts] = {}  # the usual, and the frugal
         self._built: list[tuple[Bounds, Built, Candidate]] = []
 
     def candidate(self, policy: Policy, bounds: Bounds) -> Candidate:
@@ -201,7 +202,7 @@ class Bases:
             candidate = Candidate(self.merged, made.order, timeline)
         return candidate
 
-    def _delayed_facts(self, is_frugal: bool) -> Facts:
+    def _delayed_facts(self, is_frugal: bool) -> AnyFacts:
         if is_frugal not in self._delayed:
             order = delayed_order(self._captured, is_frugal=is_frugal)
             other = self._delayed.get(not is_frugal)

@@ -15,9 +15,9 @@ import numpy as np
 
 from undertow.program import Kind, Lifetime, Order, Program, profile_memory
 from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT
-from undertow.schedule.early_starts import CHEAP_NS, CHEAP_SHARE
 from undertow.schedule.range_max import RangeAddMax
 from undertow.schedule.running import touched_nbytes
+from undertow.schedule.swept import CHEAP_NS, CHEAP_SHARE
 
 _MOVABLE = (COMPUTE, VIEW)
 _OURS = (Lifetime.INTERMEDIATE, Lifetime.DONATED)
