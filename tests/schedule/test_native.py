@@ -186,13 +186,13 @@ def test_the_core_refuses_arrays_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="not a permutation"):
         step.play(np.array([0, 1, 1]), *times)
     with pytest.raises(ValueError, match="not a permutation"):
-        step.facts(np.array([0, 1, 3]), None, 4, 0)
+        step.facts(np.array([0, 1, 3]), 4, 0)
     with pytest.raises(TypeError, match="64-bit integers"):
         step.play(np.arange(3, dtype=np.int32), *times)
     with pytest.raises(ValueError, match="read-only"):
         step.play(np.arange(3), *np.broadcast_to(times[0], (4, 3)))
     with pytest.raises((TypeError, ValueError, BufferError)):
         step.play(np.arange(6)[::2], *times)
-    facts = step.facts(np.arange(3), None, 4, 0)
+    facts = step.facts(np.arange(3), 4, 0)
     with pytest.raises(ValueError, match="out of range"):
         facts.construct(np.arange(3), 0, 0, 0, 0, 4, 0)

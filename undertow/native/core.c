@@ -248,8 +248,7 @@ static void facts_dealloc(FactsObject *self) {
     Py_DECREF(type);
 }
 
-static PyObject *make_facts(PyTypeObject *type, const Step *step, const i64 *order,
-                            const u8 *is_last, Cheap cheap) {
+static PyObject *make_facts(PyTypeObject *type, const Step *step, const i64 *order, Cheap cheap) {
     FactsObject *made = (FactsObject *)type->tp_alloc(type, 0);
     i64 *place = PyMem_Malloc((size_t)(step->tasks + 1) * sizeof(i64));
     if (!made || !place) {
@@ -261,7 +260,7 @@ static PyObject *make_facts(PyTypeObject *type, const Step *step, const i64 *ord
         made->is_captured = true;
         for (i64 at = 0; at < step->tasks; at++) made->is_captured &= order[at] == at;
         bool is_done = step_renumber(&made->facts.step, step, order, place);
-        if (!is_done || !facts_find(&made->facts, is_last, order, cheap)) {
+        if (!is_done || !facts_find(&made->facts, cheap)) {
             Py_CLEAR(made);
             PyErr_NoMemory();
         }
@@ -272,21 +271,16 @@ static PyObject *make_facts(PyTypeObject *type, const Step *step, const i64 *ord
 
 static PyObject *step_facts(StepObject *self, PyTypeObject *defining, PyObject *const *args,
                             Py_ssize_t count, PyObject *keywords) {
-    if (count != 4 || (keywords && PyTuple_GET_SIZE(keywords)))
-        return PyErr_Format(PyExc_TypeError, "facts(order, is_last, cheap_share, cheap_ns)");
-    Cheap cheap = {PyLong_AsLongLong(args[2]), PyLong_AsLongLong(args[3])};
+    if (count != 3 || (keywords && PyTuple_GET_SIZE(keywords)))
+        return PyErr_Format(PyExc_TypeError, "facts(order, cheap_share, cheap_ns)");
+    Cheap cheap = {PyLong_AsLongLong(args[1]), PyLong_AsLongLong(args[2])};
     if (PyErr_Occurred()) return NULL;
     if (cheap.cheap_share <= 0) return PyErr_Format(PyExc_ValueError, "cheap_share");
-    i64 tasks = self->step.tasks;
-    PyObject *objects[2] = {args[0], args[1]};
-    Py_buffer views[2];
-    const Column columns[2] = {{"order", INTS, tasks, false, false},
-                               {"is_last", FLAGS, tasks, false, true}};
-    if (!take_all(objects, views, columns, 2)) return NULL;
+    Py_buffer order;
+    if (!take(args[0], &order, "order", INTS, self->step.tasks, false)) return NULL;
     Module *module = PyType_GetModuleState(defining);
-    PyObject *made =
-        make_facts(module->facts_type, &self->step, views[0].buf, views[1].buf, cheap);
-    release_all(views, 2);
+    PyObject *made = make_facts(module->facts_type, &self->step, order.buf, cheap);
+    PyBuffer_Release(&order);
     return made;
 }
 

@@ -38,9 +38,7 @@ class Step:
     def play(self, order: _Ints, ready: _Ints, begin: _Ints, end: _Ints, exposed: _Ints, /) -> int:
         """Fills in the times, which must be zero; how long the step takes."""
 
-    def facts(
-        self, order: _Ints, is_last: _Flags | None, cheap_share: int, cheap_ns: int, /
-    ) -> Facts: ...
+    def facts(self, order: _Ints, cheap_share: int, cheap_ns: int, /) -> Facts: ...
     def sweep(
         self,
         *,

@@ -171,7 +171,7 @@ static void allocate(Facts *facts) {
     facts->live = arena_ints(arena, tasks);
 }
 
-bool facts_find(Facts *facts, const u8 *is_last, const i64 *order, Cheap cheap) {
+bool facts_find(Facts *facts, Cheap cheap) {
     const Step *step = &facts->step;
     Arena scratch = {0};
     i64 *ints = arena_ints(&scratch, step->tasks > step->buffers ? step->tasks : step->buffers);
@@ -190,9 +190,7 @@ bool facts_find(Facts *facts, const u8 *is_last, const i64 *order, Cheap cheap) 
                 facts->compute_before[task] + (is_compute ? step->ns[task] : 0);
             if (is_collective(step, task)) facts->start_at[facts->starts++] = task;
         }
-        for (i64 at = 0; is_last && at < step->tasks; at++)
-            facts->is_last[at] = is_last[order[at]] != 0;
-        if (!is_last) find_last(step, facts->is_last, flags);
+        find_last(step, facts->is_last, flags);
         find_released(facts, ints);
         find_units(facts, cheap, &serving);
         find_entering(facts);

@@ -30,9 +30,8 @@ typedef struct {
     i64 cheap_share, cheap_ns; /* of a start's time: what may move with it */
 } Cheap;
 
-/* Finds them for the step that is in `facts`, whose tasks were named otherwise before: `order` says
- * how, and `is_last` is by those names, or NULL. */
-bool facts_find(Facts *facts, const u8 *is_last, const i64 *order, Cheap cheap);
+/* Finds them for the step that is in `facts`. */
+bool facts_find(Facts *facts, Cheap cheap);
 void facts_free(Facts *facts);
 
 /* Independent work moved behind blocking starts; of a step in its captured order. */

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,13 +20,11 @@ if TYPE_CHECKING:
 class FlatFacts:
     """Facts of a Program in a base order, as the native core has them."""
 
-    def __init__(
-        self, program: Program, step: Step, is_last: bytes | None = None, order: Order | None = None
-    ) -> None:
+    def __init__(self, program: Program, step: Step, order: Order | None = None) -> None:
         self.program = program
         self.base_order = order or Order.captured(program)
-        self._step, self._is_last = step, is_last
-        self._found: Found = step.facts(self.base_order.array, is_last, CHEAP_SHARE, CHEAP_NS)
+        self._step = step
+        self._found: Found = step.facts(self.base_order.array, CHEAP_SHARE, CHEAP_NS)
 
     @property
     def compute_ns(self) -> int:
@@ -37,7 +34,7 @@ class FlatFacts:
         """The same for another base order, which must be legal."""
         if order == self.base_order:
             return self
-        return FlatFacts(self.program, self._step, self._is_last, order)
+        return FlatFacts(self.program, self._step, order)
 
     def delayed(self, is_frugal: bool) -> Order:
         """What `delayed_order` says."""
@@ -71,9 +68,7 @@ class FlatFacts:
 AnyFacts = Facts | FlatFacts
 
 
-def facts_of(program: Program, is_last: Sequence[bool] | None) -> AnyFacts:
+def facts_of(program: Program) -> AnyFacts:
     """By the native core, or by Python where that cannot be."""
     step = step_of(program)
-    if step is None:
-        return Facts(program, None if is_last is None else list(is_last))
-    return FlatFacts(program, step, None if is_last is None else bytes(is_last))
+    return Facts(program) if step is None else FlatFacts(program, step)
