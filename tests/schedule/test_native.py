@@ -21,7 +21,7 @@ from undertow.cost.price import repricer
 from undertow.program import Order, Program, parse_program, profile_memory, simulate
 from undertow.program import flat as flat_module
 from undertow.program.flat import known_step, step_of
-from undertow.program.simulate import _sweep, _Times
+from undertow.program.simulate import _Fluid, _sweep, _Times
 from undertow.schedule.construct import Policy, construct, construct_within
 from undertow.schedule.delay import delayed_order
 from undertow.schedule.early_starts import Edges, _Raise, raise_as_needed
@@ -89,7 +89,22 @@ def test_times_are_the_same(rng: random.Random, size: int) -> None:
     order, times = random_order(rng, program), _Times(program)
     step, played = step_of(program), np.zeros((4, len(program)), dtype=np.int64)
     assert step is not None
-    assert step.play(order.array, *played) == _sweep(program, order, times)
+    assert step.play(order.array, *played, False) == _sweep(program, order, times)
+    assert played.tolist() == [times.ready, times.begin, times.end, times.exposed]
+
+
+@needs_core
+@settings(max_examples=300)
+@given(rngs, sizes)
+def test_times_under_contention_are_the_same(rng: random.Random, size: int) -> None:
+    program = random_program(rng, size)
+    slow = rng.choice([1, 7])  # of those that are quick, some take nothing
+    tasks = tuple(replace(task, ns=task.ns // slow * 997) for task in program.tasks)
+    program = replace(program, tasks=tasks)
+    order, times = random_order(rng, program), _Times(program)
+    step, played = step_of(program), np.zeros((4, len(program)), dtype=np.int64)
+    assert step is not None
+    assert step.play(order.array, *played, True) == _Fluid(program, times).play(order)
     assert played.tolist() == [times.ready, times.begin, times.end, times.exposed]
 
 
@@ -182,17 +197,17 @@ def test_the_core_refuses_arrays_that_do_not_fit() -> None:
     assert step is not None
     times = np.zeros((4, 3), dtype=np.int64)
     with pytest.raises(ValueError, match="order: 2 entries, not 3"):
-        step.play(np.arange(2), *times)
+        step.play(np.arange(2), *times, False)
     with pytest.raises(ValueError, match="not a permutation"):
-        step.play(np.array([0, 1, 1]), *times)
+        step.play(np.array([0, 1, 1]), *times, False)
     with pytest.raises(ValueError, match="not a permutation"):
         step.facts(np.array([0, 1, 3]), 4, 0)
     with pytest.raises(TypeError, match="64-bit integers"):
-        step.play(np.arange(3, dtype=np.int32), *times)
+        step.play(np.arange(3, dtype=np.int32), *times, False)
     with pytest.raises(ValueError, match="read-only"):
-        step.play(np.arange(3), *np.broadcast_to(times[0], (4, 3)))
+        step.play(np.arange(3), *np.broadcast_to(times[0], (4, 3)), False)
     with pytest.raises((TypeError, ValueError, BufferError)):
-        step.play(np.arange(6)[::2], *times)
+        step.play(np.arange(6)[::2], *times, False)
     facts = step.facts(np.arange(3), 4, 0)
     with pytest.raises(ValueError, match="out of range"):
         facts.construct(np.arange(3), 0, 0, 0, 0, 4, 0)

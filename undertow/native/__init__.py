@@ -11,6 +11,7 @@ import os
 from types import ModuleType
 
 _log = logging.getLogger(__name__)
+_INTERFACE = 1  # of core.c
 
 
 def _load() -> ModuleType | None:
@@ -20,7 +21,7 @@ def _load() -> ModuleType | None:
         from undertow.native import core
     except ImportError:
         return None
-    return core
+    return core if core.INTERFACE == _INTERFACE else None  # else it is of other sources: stale
 
 
 class Fallbacks:

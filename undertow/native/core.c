@@ -9,6 +9,8 @@
 #include "facts.h"
 #include "sweep.h"
 
+#define INTERFACE 1 /* what undertow/native/__init__.py asks for: to count up when it changes */
+
 typedef struct {
     PyObject_HEAD
     Step step;
@@ -107,32 +109,36 @@ static bool is_permutation(const i64 *order, i64 tasks) {
 enum {
     KIND, NS, STREAM, LAUNCHES, AWAITED, TOUCH_COUNTS, /* per task */
     SRC, DST, IS_TRUE,                                 /* per edge */
-    MADE, GIVEN_COUNTS,                                /* per start */
+    MADE, LOADS, GIVEN_COUNTS,                         /* per start */
     NBYTES, IS_THERE, STAYS,                           /* per buffer */
-    TOUCHED, GIVEN, STEP_COLUMNS
+    LINK_COUNTS,                                       /* per stream */
+    TOUCHED, GIVEN, LINKS, STEP_COLUMNS
 };
 
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"kinds",        "ns",        "streams", "launches", "awaited",
-                            "touch_counts", "src",       "dst",     "is_true",  "made",
-                            "given_counts", "nbytes",    "is_there", "stays",   "touched",
-                            "given",        "stream_count", "launch_ns", NULL};
+    static char *names[] = {"kinds",     "ns",          "streams",      "launches", "awaited",
+                            "touch_counts", "src",      "dst",          "is_true",  "made",
+                            "loads",     "given_counts", "nbytes",      "is_there", "stays",
+                            "link_counts", "touched",   "given",        "links",    "link_count",
+                            "launch_ns", "compute_slowdown", "communication_slowdown", NULL};
     PyObject *objects[STEP_COLUMNS];
     Py_buffer views[STEP_COLUMNS];
-    long long streams, launch_ns;
+    long long link_count, launch_ns, slow_compute, slow_communication;
     PyObject **o = objects;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "$OOOOOOOOOOOOOOOOLL", names, &o[0], &o[1],
-                                     &o[2], &o[3], &o[4], &o[5], &o[6], &o[7], &o[8], &o[9], &o[10],
-                                     &o[11], &o[12], &o[13], &o[14], &o[15], &streams, &launch_ns))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, keywords, "$OOOOOOOOOOOOOOOOOOOLLLL", names, &o[0], &o[1], &o[2], &o[3], &o[4],
+            &o[5], &o[6], &o[7], &o[8], &o[9], &o[10], &o[11], &o[12], &o[13], &o[14], &o[15],
+            &o[16], &o[17], &o[18], &link_count, &launch_ns, &slow_compute, &slow_communication))
         return NULL;
     Py_ssize_t tasks = PyObject_Length(o[KIND]), buffers = PyObject_Length(o[NBYTES]);
     Py_ssize_t edges = PyObject_Length(o[SRC]), starts = PyObject_Length(o[MADE]);
-    if (tasks < 0 || buffers < 0 || edges < 0 || starts < 0) return NULL;
+    Py_ssize_t streams = PyObject_Length(o[LINK_COUNTS]);
+    if (tasks < 0 || buffers < 0 || edges < 0 || starts < 0 || streams < 0) return NULL;
     Column columns[STEP_COLUMNS];
     for (int k = 0; k < STEP_COLUMNS; k++) {
         bool are_flags = k == KIND || k == IS_TRUE || k == IS_THERE || k == STAYS;
         i64 length = k < SRC ? tasks : k < MADE ? edges : k < NBYTES ? starts : buffers;
-        if (k >= TOUCHED) length = -1;
+        if (k >= LINK_COUNTS) length = k == LINK_COUNTS ? streams : -1;
         columns[k] = (Column){names[k], are_flags ? FLAGS : INTS, length, false, false};
     }
     if (!take_all(objects, views, columns, STEP_COLUMNS)) return NULL;
@@ -143,6 +149,13 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                    .edges = edges,
                    .touched = views[TOUCHED].shape[0],
                    .given = views[GIVEN].shape[0],
+                   .links = views[LINKS].shape[0],
+                   .link_count = link_count,
+                   .compute_slowdown = slow_compute,
+                   .communication_slowdown = slow_communication,
+                   .loads = views[LOADS].buf,
+                   .link_counts = views[LINK_COUNTS].buf,
+                   .links_of = views[LINKS].buf,
                    .launch_ns = launch_ns,
                    .kinds = views[KIND].buf,
                    .is_there = views[IS_THERE].buf,
@@ -189,7 +202,9 @@ static PyObject *step_play(StepObject *self, PyObject *args) {
     enum { ORDER, READY, BEGIN, END, EXPOSED, COLUMNS };
     PyObject *o[COLUMNS];
     Py_buffer views[COLUMNS];
-    if (!PyArg_ParseTuple(args, "OOOOO", &o[0], &o[1], &o[2], &o[3], &o[4])) return NULL;
+    int is_contended;
+    if (!PyArg_ParseTuple(args, "OOOOOp", &o[0], &o[1], &o[2], &o[3], &o[4], &is_contended))
+        return NULL;
     i64 tasks = self->step.tasks, total = 0;
     const Column columns[COLUMNS] = {{"order", INTS, tasks, false, false},
                                      {"ready", INTS, tasks, true, false},
@@ -199,9 +214,15 @@ static PyObject *step_play(StepObject *self, PyObject *args) {
     if (!take_all(o, views, columns, COLUMNS)) return NULL;
     Times times = {views[READY].buf, views[BEGIN].buf, views[END].buf, views[EXPOSED].buf};
     bool is_legal = is_permutation(views[ORDER].buf, tasks);
-    bool is_done = is_legal && play(&self->step, views[ORDER].buf, times, &total);
+    Played outcome = CANNOT_PLAY;
+    if (is_legal && is_contended)
+        outcome = play_contended(&self->step, views[ORDER].buf, times, &total);
+    else if (is_legal)
+        outcome = play(&self->step, views[ORDER].buf, times, &total);
     release_all(views, COLUMNS);
-    if (!is_done) return is_legal ? PyErr_NoMemory() : NULL;
+    if (!is_legal) return NULL;
+    if (outcome == NOT_ENOUGH_MEMORY) return PyErr_NoMemory();
+    if (outcome == CANNOT_PLAY) Py_RETURN_NONE;
     return PyLong_FromLongLong(total);
 }
 
@@ -325,7 +346,7 @@ static PyObject *facts_compute_ns(FactsObject *self, void *Py_UNUSED(closure)) {
 /* -- the module ------------------------------------------------------------------------------- */
 
 static PyMethodDef step_methods[] = {
-    {"play", (PyCFunction)step_play, METH_VARARGS, "The simulator's plain sweep."},
+    {"play", (PyCFunction)step_play, METH_VARARGS, "The simulator's players."},
     {"sweep", (PyCFunction)(void (*)(void))step_sweep, METH_VARARGS | METH_KEYWORDS,
      "One pass that moves starts up or waits down."},
     {"facts", (PyCFunction)(void (*)(void))step_facts,
@@ -362,6 +383,7 @@ static int module_exec(PyObject *module) {
     state->step_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &step_spec, NULL);
     state->facts_type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &facts_spec, NULL);
     if (!state->step_type || !state->facts_type) return -1;
+    if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0) return -1;
     if (PyModule_AddType(module, state->step_type) < 0) return -1;
     return PyModule_AddType(module, state->facts_type);
 }

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 _Ints = NDArray[np.int64] | array[int]
 _Flags = NDArray[np.bool_] | bytes
 
+INTERFACE: int
+
 @final
 class Step:
     """A Program as arrays; ValueError for sums that could overflow."""
@@ -26,17 +28,32 @@ class Step:
         dst: _Ints,
         is_true: _Flags,
         made: _Ints,
+        loads: _Ints,
         given_counts: _Ints,
         nbytes: _Ints,
         is_there: _Flags,
         stays: _Flags,
+        link_counts: _Ints,
         touched: _Ints,
         given: _Ints,
-        stream_count: int,
+        links: _Ints,
+        link_count: int,
         launch_ns: int,
+        compute_slowdown: int,
+        communication_slowdown: int,
     ) -> Step: ...
-    def play(self, order: _Ints, ready: _Ints, begin: _Ints, end: _Ints, exposed: _Ints, /) -> int:
-        """Fills in the times, which must be zero; how long the step takes."""
+    def play(
+        self,
+        order: _Ints,
+        ready: _Ints,
+        begin: _Ints,
+        end: _Ints,
+        exposed: _Ints,
+        is_contended: bool,
+        /,
+    ) -> int | None:
+        """Fills in the times, which must be zero; how long the step takes. None for a contended one
+        that takes too long to be played here."""
 
     def facts(self, order: _Ints, cheap_share: int, cheap_ns: int, /) -> Facts: ...
     def sweep(

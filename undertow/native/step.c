@@ -131,6 +131,18 @@ static const char *check_sums(const Parts *parts) {
     return NULL;
 }
 
+static const char *check_links(const Parts *parts) {
+    i64 load = 0;
+    for (i64 k = 0; k < parts->starts; k++)
+        if (!add_small(&load, parts->loads[k]) || load > MOST_LOAD) return "loads";
+    if (parts->links > MOST_LINKS || parts->link_count > MOST_LINKS) return "number of links";
+    if (!add_up_to(parts->link_counts, parts->streams, parts->links)) return "counts of links";
+    if (!are_within(parts->links_of, parts->links, 0, parts->link_count)) return "links";
+    if (!are_within(&parts->compute_slowdown, 1, 1, MOST_SLOWED)) return "slowdown";
+    if (!are_within(&parts->communication_slowdown, 1, 1, MOST_SLOWED)) return "slowdown";
+    return NULL;
+}
+
 const char *check_parts(const Parts *parts) {
     i64 tasks = parts->tasks, starts = 0;
     for (i64 k = 0; k < tasks; k++) {
@@ -154,7 +166,8 @@ const char *check_parts(const Parts *parts) {
         if (parts->dst[k - 1] > dst || (parts->dst[k - 1] == dst && parts->src[k - 1] > src))
             return "sequence of hazards";
     }
-    return check_sums(parts);
+    const char *wrong = check_links(parts);
+    return wrong ? wrong : check_sums(parts);
 }
 
 static Rows rows_make(Arena *arena, const i64 *counts, i64 count, const i64 *items, i64 total) {
@@ -214,6 +227,7 @@ static void spread(Step *step, const Parts *parts) {
         step->given.begins[task + 1] = step->given.begins[task];
         if (step->kinds[task] != START) continue;
         step->made_nbytes[task] = parts->made_nbytes[n];
+        step->load[task] = parts->loads[n];
         step->given.begins[task + 1] += parts->given_counts[n++];
     }
     if (parts->given) memcpy(step->given.items, parts->givens, (size_t)parts->given * sizeof(i64));
@@ -222,6 +236,7 @@ static void spread(Step *step, const Parts *parts) {
 /* What follows from the arrays that were given. */
 static void derive(Step *step) {
     for (i64 task = 0; task < step->tasks; task++) {
+        step->total_ns += step->ns[task] + step->launches[task] * step->launch_ns;
         i64 start = step->awaited[task]; /* which came before */
         if (start >= 0 && step->first_wait[start] < 0) step->first_wait[start] = task;
         step->first_wait[task] = -1;
@@ -237,7 +252,10 @@ bool step_make(Step *step, const Parts *parts) {
     *step = (Step){.tasks = tasks,
                    .buffers = buffers,
                    .streams = parts->streams,
-                   .launch_ns = parts->launch_ns};
+                   .link_count = parts->link_count,
+                   .launch_ns = parts->launch_ns,
+                   .compute_slowdown = parts->compute_slowdown,
+                   .communication_slowdown = parts->communication_slowdown};
     Arena *arena = &step->arena;
     allocate(step);
     step->before = (Rows){arena_ints(arena, tasks + 1), arena_ints(arena, parts->edges)};
@@ -246,6 +264,9 @@ bool step_make(Step *step, const Parts *parts) {
     step->touches =
         rows_make(arena, parts->touch_counts, tasks, parts->touches, parts->touched);
     step->given = (Rows){arena_ints(arena, tasks + 1), arena_ints(arena, parts->given)};
+    step->links =
+        rows_make(arena, parts->link_counts, parts->streams, parts->links_of, parts->links);
+    step->load = arena_ints(arena, tasks);
     i64 *filled = arena_ints(arena, tasks);
     if (arena->failed) return false;
     size_t ints = (size_t)tasks * sizeof(i64);
@@ -316,7 +337,7 @@ void step_free(Step *step) { arena_free(&step->arena); }
 
 /* A host task runs when the host is free and all that it depends on is done; a start counts as
  * done once it was issued. */
-static i64 run_on_host(const Step *step, i64 task, i64 host, Times times) {
+i64 run_on_host(const Step *step, i64 task, i64 host, Times times) {
     for (i64 k = step->before.begins[task]; k < step->before.begins[task + 1]; k++) {
         i64 source = step->before.items[k];
         i64 done = step->kinds[source] == START ? times.ready[source] : times.end[source];
@@ -334,10 +355,10 @@ static i64 stand_still(Times times, i64 start, i64 compute) {
     return compute + held;
 }
 
-bool play(const Step *step, const i64 *order, Times times, i64 *total) {
+Played play(const Step *step, const i64 *order, Times times, i64 *total) {
     Arena arena = {0};
     i64 *free_at = arena_ints(&arena, step->streams); /* when each group's stream is free */
-    if (arena.failed) return false;
+    if (arena.failed) return NOT_ENOUGH_MEMORY;
     i64 host = 0, compute = 0;
     for (i64 at = 0; at < step->tasks; at++) {
         i64 task = order[at];
@@ -368,7 +389,7 @@ bool play(const Step *step, const i64 *order, Times times, i64 *total) {
             compute = stand_still(times, order[at], compute);
     *total = compute > host ? compute : host;
     arena_free(&arena);
-    return true;
+    return PLAYED;
 }
 
 bool live_bytes(const Step *step, i64 *live) {

@@ -16,6 +16,9 @@ typedef uint8_t u8;
 
 #define NEVER ((i64)1 << 62)
 #define MOST_TOTAL ((i64)1 << 60) /* of nanoseconds or bytes: no sum of a few such overflows */
+#define MOST_LOAD ((i64)1 << 30)  /* of all collectives, in permille */
+#define MOST_LINKS ((i64)1 << 10)
+#define MOST_SLOWED ((i64)1 << 20) /* permille */
 
 enum { COMPUTE, START, WAIT, VIEW, HOST, KINDS }; /* as undertow.program.model.Kind lists them */
 
@@ -55,11 +58,15 @@ void heap_rebuild(Heap *heap);
 
 /* Tasks in a legal order; what they are called is their place in it. */
 typedef struct {
-    i64 tasks, buffers, streams, launch_ns;
+    i64 tasks, buffers, streams, link_count, launch_ns;
+    i64 total_ns; /* of all tasks and launches */
+    i64 compute_slowdown, communication_slowdown; /* in permille */
+    Rows links; /* per stream */
     /* per task */
     u8 *kinds;
     i64 *ns, *stream, *launches;
     i64 *awaited;      /* of a wait: its start; else -1 */
+    i64 *load;         /* of a start: the share of its links that it uses, in permille */
     i64 *most_nbytes;  /* what it touches */
     i64 *made_nbytes;  /* of a start: what it writes and does not read */
     i64 *first_wait;   /* of a start: the first task that waits for it, or -1 */
@@ -75,12 +82,14 @@ typedef struct {
 
 /* What a Program consists of, checked by the caller as far as lengths go. */
 typedef struct {
-    i64 tasks, starts, buffers, streams, edges, touched, given, launch_ns;
+    i64 tasks, starts, buffers, streams, edges, touched, given, links, link_count, launch_ns;
+    i64 compute_slowdown, communication_slowdown;
     const u8 *kinds, *is_there, *stays, *is_true;
     const i64 *ns, *stream, *launches, *awaited;
     const i64 *src, *dst; /* sorted by dst, then src */
     const i64 *touch_counts, *touches;
-    const i64 *made_nbytes, *given_counts, *givens; /* per start alone */
+    const i64 *made_nbytes, *loads, *given_counts, *givens; /* per start alone */
+    const i64 *links_of, *link_counts;                      /* per stream */
     const i64 *nbytes;
 } Parts;
 
@@ -95,7 +104,11 @@ void step_free(Step *step);
 typedef struct {
     i64 *ready, *begin, *end, *exposed;
 } Times;
-bool play(const Step *step, const i64 *order, Times times, i64 *total);
+typedef enum { PLAYED, CANNOT_PLAY, NOT_ENOUGH_MEMORY } Played;
+Played play(const Step *step, const i64 *order, Times times, i64 *total);
+i64 run_on_host(const Step *step, i64 task, i64 host, Times times);
+/* The fluid player; it cannot play what might overflow. */
+Played play_contended(const Step *step, const i64 *order, Times times, i64 *total);
 
 /* Live bytes while each task runs, in the order that the step is in. */
 bool live_bytes(const Step *step, i64 *live);

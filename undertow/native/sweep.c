@@ -143,7 +143,7 @@ static i64 latest_begin(Sweep *s, i64 start, const i64 *first_reached) {
     return latest;
 }
 
-static void run_on_host(Sweep *s, i64 task) {
+static void tick_host(Sweep *s, i64 task) {
     for EACH(k, s->step->before, task) {
         i64 source = s->step->before.items[k];
         i64 done = s->step->kinds[source] == START ? s->issued[source] : s->done[source];
@@ -158,7 +158,7 @@ static void tick(Sweep *s, i64 task) {
     u8 kind = step->kinds[task];
     if (kind != VIEW) s->host += step->launch_ns * step->launches[task];
     if (kind == HOST) {
-        run_on_host(s, task);
+        tick_host(s, task);
         return;
     }
     if (kind != VIEW && s->host > s->compute) s->compute = s->host;

@@ -47,7 +47,9 @@ def order_of(tasks: IntArray) -> Order:
 
 def _step(program: Program) -> Step:
     assert extension is not None
-    tasks, arrays, edges = program.tasks, program.arrays, program.edges
+    tasks, arrays, edges, machine = program.tasks, program.arrays, program.edges, program.machine
+    links = [link for stream in program.streams for link in stream.links]
+    number = {link: n for n, link in enumerate(dict.fromkeys(links))}
     made, given, given_counts = _by_starts(program)
     step: Step = extension.Step(
         kinds=bytes(map(_CODES.__getitem__, program.kinds)),
@@ -60,14 +62,19 @@ def _step(program: Program) -> Step:
         dst=edges.dst,
         is_true=edges.strength > HazardKind.WAW.strength,
         made=array("q", made),
+        loads=array("q", [tasks[start].load_permille for start in program.starts]),
         given_counts=array("q", given_counts),
         nbytes=arrays.nbytes,
         is_there=arrays.there_before,
         stays=arrays.stays,
+        link_counts=array("q", [len(stream.links) for stream in program.streams]),
         touched=arrays.touched,
         given=array("q", given),
-        stream_count=len(program.streams),
-        launch_ns=program.machine.launch_ns,
+        links=array("q", [number[link] for link in links]),
+        link_count=len(number),
+        launch_ns=machine.launch_ns,
+        compute_slowdown=machine.compute_slowdown_permille,
+        communication_slowdown=machine.communication_slowdown_permille,
     )
     return step
 

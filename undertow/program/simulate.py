@@ -51,8 +51,10 @@ def simulate(program: Program, order: Order | None = None) -> Timeline:
     order = order or Order.captured(program)
     memory = profile_memory(program, order)
     is_contended = program.is_contended
-    if not is_contended and (step := known_step(program)) is not None:
-        return _swept_natively(program, order, memory, step)
+    if (step := known_step(program)) is not None:
+        played = _played_natively(program, order, memory, step, is_contended)
+        if played is not None:
+            return played
     times = _Times(program)
     if is_contended:
         total = _Fluid(program, times).play(order)
@@ -68,6 +70,18 @@ def simulate(program: Program, order: Order | None = None) -> Timeline:
         memory,
         total,
     )
+
+
+def _played_natively(
+    program: Program, order: Order, memory: MemoryProfile, step: Step, is_contended: bool
+) -> Timeline | None:
+    """What both players say, by the native core; None where it cannot."""
+    times = np.zeros((4, len(program)), dtype=np.int64)
+    ready, begin, end, exposed = times
+    total = step.play(order.array, ready, begin, end, exposed, is_contended)
+    if total is None:
+        return None
+    return Timeline(program, order, ready, begin, end, exposed, memory, total)
 
 
 class _Times:
@@ -133,14 +147,6 @@ def _sweep(program: Program, order: Order, times: _Times) -> int:
     for start in _unwaited(program, order):
         compute = _stand_still(times, start, compute)
     return max(compute, host)
-
-
-def _swept_natively(program: Program, order: Order, memory: MemoryProfile, step: Step) -> Timeline:
-    """The same by the native core."""
-    times = np.zeros((4, len(program)), dtype=np.int64)
-    ready, begin, end, exposed = times
-    total = step.play(order.array, ready, begin, end, exposed)
-    return Timeline(program, order, ready, begin, end, exposed, memory, total)
 
 
 def _stand_still(times: _Times, start: int, compute: int) -> int:
