@@ -1,5 +1,5 @@
-# `make` lists the targets. Everything is installed into .venv, once, and again when pyproject.toml
-# or constraints.txt change.
+# `make` lists the targets. Everything is installed into .venv, once, and again when pyproject.toml,
+# constraints.txt or the native core change.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,6 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 TEST_PACKAGES := chromium
 TESTS ?= tests undertow
 WORKERS ?= 2
+NATIVE := $(wildcard undertow/native/*.c undertow/native/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench picture clean
@@ -46,6 +47,7 @@ picture: $(VENV)/.test ## draw the README's picture of the page anew
 clean: ## remove the environment and what was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
+	rm -f undertow/native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian's Python comes without its venv module; install that where it is so.
@@ -54,7 +56,12 @@ $(BIN)/python:
 		{ echo "error: undertow needs Python 3.11 or later; name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { scripts/debian.sh python3-venv && $(PYTHON) -m venv --clear $(VENV); }
 
-$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+# It comes without its headers, too. They are for the native core, and all works without that.
+HAS_HEADERS := import os, sysconfig as s; assert os.path.exists(s.get_path("include") + "/Python.h")
+
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
+	@$(BIN)/python -c '$(HAS_HEADERS)' 2>/dev/null || scripts/debian.sh python3-dev || \
+		echo "there is no Python.h: the solver runs in Python"
 	$(PIP_INSTALL) -e .
 	@touch $@
 

@@ -96,6 +96,13 @@ def _compiler() -> str | None:
     return f"{command} {numbers[-1] if numbers else found.version}"
 
 
+def _native() -> str | None:
+    """Whether the solver's loops run natively; else they do in Python."""
+    from undertow import native
+
+    return None if native.extension is None else "built"
+
+
 def _cores() -> str | None:
     has_affinity = hasattr(os, "sched_getaffinity")
     return str(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count())
@@ -120,6 +127,7 @@ CHECKS = (
     Check("torch", "2.13: capturing and running models", _torch, is_required=True),
     Check("numpy", "arrays of the simulator", _package("numpy"), is_required=True),
     Check("c++ compiler", "compiling kernels for the CPU", _compiler),
+    Check("native core", "solving in half the time; without it Python does the same", _native),
     Check("triton", "compiling kernels for GPUs", _package("triton")),
     Check("ortools", "exact schedules of small programs", _package("ortools")),
     Check("transformers", "planning Hugging Face models", _package("transformers")),

@@ -12,12 +12,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from undertow.program.memory import profile_memory
+from undertow.program.flat import known_step
+from undertow.program.memory import MemoryProfile, profile_memory
 from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT, Order, Program
 from undertow.program.timeline import Timeline
+
+if TYPE_CHECKING:
+    from undertow.native.core import Step
 
 # Work left is counted in 2**-20 ns, so that a slowed task loses less than a part in a million to
 # rounding; a task at full speed finishes in exactly its own time.
@@ -45,8 +50,13 @@ def simulate(program: Program, order: Order | None = None) -> Timeline:
     """
     order = order or Order.captured(program)
     memory = profile_memory(program, order)
+    is_contended = program.is_contended
+    if (step := known_step(program)) is not None:
+        played = _played_natively(program, order, memory, step, is_contended)
+        if played is not None:
+            return played
     times = _Times(program)
-    if program.is_contended:
+    if is_contended:
         total = _Fluid(program, times).play(order)
     else:
         total = _sweep(program, order, times)
@@ -60,6 +70,18 @@ def simulate(program: Program, order: Order | None = None) -> Timeline:
         memory,
         total,
     )
+
+
+def _played_natively(
+    program: Program, order: Order, memory: MemoryProfile, step: Step, is_contended: bool
+) -> Timeline | None:
+    """What both players say, by the native core; None where it cannot."""
+    times = np.zeros((4, len(program)), dtype=np.int64)
+    ready, begin, end, exposed = times
+    total = step.play(order.array, ready, begin, end, exposed, is_contended)
+    if total is None:
+        return None
+    return Timeline(program, order, ready, begin, end, exposed, memory, total)
 
 
 class _Times:

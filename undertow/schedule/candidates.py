@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -37,7 +36,7 @@ from undertow.schedule.buckets import (
 )
 from undertow.schedule.construct import Built, Policy, construct, construct_within
 from undertow.schedule.delay import delayed_order
-from undertow.schedule.facts import Facts, last_in_line
+from undertow.schedule.flat_facts import AnyFacts, facts_of
 from undertow.schedule.limits import peak_in_flight
 
 _LARGEST_NBYTES = 2 << 30
@@ -143,14 +142,10 @@ class Candidate:
 class Bases:
     """What constructions of one Program start from: its captured order, and the delayed one."""
 
-    def __init__(self, merged: Merged, is_last: Sequence[bool]) -> None:
-        """`is_last` says of the tasks before merging which are last in their line."""
+    def __init__(self, merged: Merged) -> None:
         self.merged = merged
-        still_last = None
-        if not merged.copies:  # one call for several collectives changes nothing for what follows
-            still_last = [is_last[origins[0]] for origins in merged.origins]
-        self._captured = Facts(merged.program, still_last)
-        self._delayed: dict[bool, Facts] = {}  # the usual, and the frugal
+        self._captured = facts_of(merged.program)
+        self._delayed: dict[bool, AnyFacts] = {}  # the usual, and the frugal
         self._built: list[tuple[Bounds, Built, Candidate]] = []
 
     def candidate(self, policy: Policy, bounds: Bounds) -> Candidate:
@@ -201,7 +196,7 @@ class Bases:
             candidate = Candidate(self.merged, made.order, timeline)
         return candidate
 
-    def _delayed_facts(self, is_frugal: bool) -> Facts:
+    def _delayed_facts(self, is_frugal: bool) -> AnyFacts:
         if is_frugal not in self._delayed:
             order = delayed_order(self._captured, is_frugal=is_frugal)
             other = self._delayed.get(not is_frugal)
@@ -231,10 +226,6 @@ class Workshop:
         self._asked: dict[tuple[object, ...], list[Bucket]] = {}  # by what a recipe says of them
         self._fitting: dict[tuple[Bucket, ...], list[Bucket]] = {}  # what was left of those asked
 
-    @cached_property
-    def _is_last(self) -> list[bool]:
-        return last_in_line(self.program)
-
     def styles(self) -> list[Style]:
         """The ways to merge that make a difference, those to try first in front."""
         return styles(self.program, self.keys)
@@ -249,7 +240,7 @@ class Workshop:
         """For the Program with these buckets."""
         key = tuple(buckets)
         if key not in self._bases:
-            self._bases[key] = Bases(merge(self.program, buckets, self.reprice), self._is_last)
+            self._bases[key] = Bases(merge(self.program, buckets, self.reprice))
         return self._bases[key]
 
     def by_recipe(self, recipe: Recipe) -> Candidate:

@@ -16,6 +16,7 @@ from itertools import compress
 from undertow.program import Order
 from undertow.program.model import COMPUTE, START, VIEW, WAIT
 from undertow.schedule.facts import Facts
+from undertow.schedule.flat_facts import AnyFacts, FlatFacts
 
 _NEVER = 1 << 62
 
@@ -51,7 +52,7 @@ class Built:
 
 
 def construct(
-    facts: Facts,
+    facts: AnyFacts,
     policy: Policy,
     limit_nbytes: int | None,
     in_flight_nbytes: int | None = None,
@@ -60,6 +61,10 @@ def construct(
 ) -> Built:
     """A legal order made by `policy`, after so many tasks of the base order that keep their place.
     It tries to stay within the limits; the caller checks."""
+    if isinstance(facts, FlatFacts):
+        found = _natively(facts, policy, (limit_nbytes, in_flight_nbytes), kept=kept)
+        assert found is not None
+        return found
     made = _Construction(facts, policy, limit_nbytes, in_flight_nbytes)
     made.keep(kept)
     made.run()
@@ -68,15 +73,34 @@ def construct(
 
 def construct_within(
     within_ns: int,
-    facts: Facts,
+    facts: AnyFacts,
     policy: Policy,
     limit_nbytes: int | None,
     in_flight_nbytes: int | None = None,
 ) -> Built | None:
     """The same; None as soon as it is certain that the step takes longer than `within_ns`."""
+    if isinstance(facts, FlatFacts):
+        most_idle_ns = within_ns - facts.compute_ns
+        limits = limit_nbytes, in_flight_nbytes
+        return _natively(facts, policy, limits, most_idle_ns=most_idle_ns)
     made = _Construction(facts, policy, limit_nbytes, in_flight_nbytes)
     made.most_idle_ns = within_ns - facts.compute_before[-1]
     return made.built() if made.run() else None
+
+
+def _natively(
+    facts: FlatFacts,
+    policy: Policy,
+    limits: tuple[int | None, int | None],
+    *,
+    kept: int = 0,
+    most_idle_ns: int = _NEVER,
+) -> Built | None:
+    found = facts.constructed(policy.horizon_ns, policy.window, limits, kept, most_idle_ns)
+    if found is None:
+        return None
+    order, reach_ns, was_held = found
+    return Built(order, policy, reach_ns, was_held)
 
 
 class _Construction:

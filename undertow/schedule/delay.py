@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from undertow.program import Order, Program
 from undertow.program.model import COMPUTE, START, VIEW, WAIT
 from undertow.schedule.facts import Facts
+from undertow.schedule.flat_facts import AnyFacts, FlatFacts
 
 
-def delayed_order(facts: Facts, *, is_frugal: bool = False) -> Order:
+def delayed_order(facts: AnyFacts, *, is_frugal: bool = False) -> Order:
     """The captured order with independent work moved behind blocking starts; legal, since what
     moves takes all that depends on it along."""
+    if isinstance(facts, FlatFacts):
+        return facts.delayed(is_frugal)
     program = facts.program
     order: list[int] = []
     begin = 0

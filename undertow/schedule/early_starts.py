@@ -8,19 +8,15 @@ are the simulator's own. Cheap tasks that only serve a start (a cast, a copy, a 
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import cached_property
 
 from undertow.program import HazardKind, Order, Program, Timeline
+from undertow.program.flat import step_of
 from undertow.program.model import COMPUTE, HOST, START, VIEW
 from undertow.schedule.limits import Limits
 from undertow.schedule.moves import LimitedBy, Move
 from undertow.schedule.sweep import FOREVER, Sweep, Unit
-
-CHEAP_SHARE = 4
-"""What travels with a start may take a quarter of the time that the collective takes,"""
-CHEAP_NS = 10_000
-"""or so little: a cast of a tiny shard must not hold up its gather, and those after it."""
-_MOST_MEMBERS = 64
-"""More tasks than this do not travel together: each that joins is compared with all of them."""
+from undertow.schedule.swept import CHEAP_NS, CHEAP_SHARE, MOST_MEMBERS, Way, swept_natively
 
 
 class Edges:
@@ -28,7 +24,11 @@ class Edges:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._weak = program.edges.up_to(HazardKind.WAW)  # all but those on what it makes
+
+    @cached_property
+    def _weak(self) -> set[tuple[int, int]]:
+        """All but those on what a task makes."""
+        return self._program.edges.up_to(HazardKind.WAW)
 
     def serves_only(self, task: int, users: list[int]) -> bool:
         """Whether nobody but `users` needs what `task` makes, and somebody does."""
@@ -38,6 +38,9 @@ class Edges:
 
 def raise_all(program: Program, order: Order, limits: Limits, edges: Edges) -> Order:
     """Every start as early as hazards and limits allow."""
+    step = step_of(program)
+    if step is not None:
+        return swept_natively(step, Way.RAISE_ALL, program, order, limits).order
     return Sweep(program, order, limits, backward=True).run(_Raise(program, edges))
 
 
@@ -66,7 +69,7 @@ class _Raise:
 
     def joins(self, task: int, unit: Unit) -> bool:
         kind = self._program.kinds[task]
-        if kind not in (VIEW, COMPUTE) or len(unit.members) == _MOST_MEMBERS:
+        if kind not in (VIEW, COMPUTE) or len(unit.members) == MOST_MEMBERS:
             return False
         ns = sum(self._program.tasks[member].ns for member in unit.members[1:])
         allowed = max(self._program.tasks[unit.head].ns // CHEAP_SHARE, CHEAP_NS)

@@ -15,9 +15,9 @@ import numpy as np
 
 from undertow.program import Kind, Lifetime, Order, Program, profile_memory
 from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT
-from undertow.schedule.early_starts import CHEAP_NS, CHEAP_SHARE
 from undertow.schedule.range_max import RangeAddMax
 from undertow.schedule.running import touched_nbytes
+from undertow.schedule.swept import CHEAP_NS, CHEAP_SHARE
 
 _MOVABLE = (COMPUTE, VIEW)
 _OURS = (Lifetime.INTERMEDIATE, Lifetime.DONATED)
@@ -28,8 +28,7 @@ Edges = list[tuple[int, ...]] | tuple[tuple[int, ...], ...]
 class Facts:
     """The tasks of a Program by their position in a base order, and what follows from that."""
 
-    def __init__(self, program: Program, is_last: list[bool] | None = None) -> None:
-        """`is_last` is what `last_in_line` says, where that is known already."""
+    def __init__(self, program: Program) -> None:
         self.program = program
         self.base_order = Order.captured(program)
         self._place: Sequence[int] = self.base_order.tasks  # task -> its position
@@ -46,7 +45,7 @@ class Facts:
         uses = np.bincount(arrays.touched, minlength=len(self.nbytes))
         self.uses: list[int] = uses.tolist()  # per buffer: how many tasks touch it
         self.most_nbytes = touched_nbytes(program)
-        self.is_last = last_in_line(program) if is_last is None else is_last
+        self.is_last = last_in_line(program)
         self._find()
 
     def in_order(self, order: Order) -> Facts:

@@ -8,19 +8,25 @@ relative order of collectives of one group is kept, and no true hazard is crosse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from undertow.program import Kind, Order, Program, Timeline, simulate
+from undertow.program.flat import step_of
 from undertow.schedule.early_starts import Edges, raise_as_needed
 from undertow.schedule.late_waits import sink_as_needed
 from undertow.schedule.limits import Limits
 from undertow.schedule.moves import LimitedBy, Move, Moved, count_places
 from undertow.schedule.sweep import next_in_group
+from undertow.schedule.swept import Swept, Way, raised_natively, swept_natively
+
+if TYPE_CHECKING:
+    from undertow.native.core import Step
 
 _SWEEPS = 8
 
-_Sweep = Callable[[Timeline, int, Container[int] | None], tuple[Order, list[Move], int]]
+_Sweep = Callable[[Timeline, int, frozenset[int] | None], Swept]
 
 
 def reorder_starts(program: Program, order: Order, limits: Limits, sweeps: int = _SWEEPS) -> Moved:
@@ -45,7 +51,12 @@ def polish(timeline: Timeline, limits: Limits, sweeps: int, rounds: int) -> Time
     """Both kinds of moves in turn, each while it shortens the step, without a record of them."""
     program = timeline.program
     limits = limits.fixed_for(program)
-    for sweep in (_raising(program, limits), _sinking(program, limits)) * rounds:
+    step = step_of(program)
+    if step is None:
+        passes = [_raising(program, limits), _sinking(program, limits)]
+    else:
+        passes = [_raising_natively(step, limits), _sinking_natively(step, limits)]
+    for sweep in passes * rounds:
         timeline, _ = _improve(timeline, limits.steps, sweeps, sweep, must_gain=True)
     return timeline
 
@@ -53,19 +64,30 @@ def polish(timeline: Timeline, limits: Limits, sweeps: int, rounds: int) -> Time
 def _raising(program: Program, limits: Limits) -> _Sweep:
     edges = Edges(program)
 
-    def sweep(
-        timeline: Timeline, steps: int, only: Container[int] | None
-    ) -> tuple[Order, list[Move], int]:
-        return raise_as_needed(timeline, limits, edges, steps, only)
+    def sweep(timeline: Timeline, steps: int, only: frozenset[int] | None) -> Swept:
+        return Swept.recorded(*raise_as_needed(timeline, limits, edges, steps, only))
 
     return sweep
 
 
 def _sinking(program: Program, limits: Limits) -> _Sweep:
-    def sweep(
-        timeline: Timeline, steps: int, only: Container[int] | None
-    ) -> tuple[Order, list[Move], int]:
-        return sink_as_needed(program, timeline.order, limits, steps, only)
+    def sweep(timeline: Timeline, steps: int, only: frozenset[int] | None) -> Swept:
+        return Swept.recorded(*sink_as_needed(program, timeline.order, limits, steps, only))
+
+    return sweep
+
+
+def _raising_natively(step: Step, limits: Limits) -> _Sweep:
+    def sweep(timeline: Timeline, steps: int, only: frozenset[int] | None) -> Swept:
+        return raised_natively(step, timeline, limits, steps, only)
+
+    return sweep
+
+
+def _sinking_natively(step: Step, limits: Limits) -> _Sweep:
+    def sweep(timeline: Timeline, steps: int, only: frozenset[int] | None) -> Swept:
+        way, program = Way.SINK_AS_NEEDED, timeline.program
+        return swept_natively(step, way, program, timeline.order, limits, steps, only)
 
     return sweep
 
@@ -89,22 +111,21 @@ def _improve(
 def _sweep_once(best: Timeline, steps: int, sweep: _Sweep) -> tuple[Timeline, list[Move], int]:
     """The timeline after one sweep, or `best` itself if any part of a sweep makes it longer."""
     spent = 0
-    only: set[int] | None = None
+    only: frozenset[int] | None = None
     first: list[Move] = []
     while only is None or only:
-        order, moves, used = sweep(best, steps - spent, only)
-        spent += used
-        moved = {move.start for move in moves if move.places > 0}
-        first = first or moves
-        if not moved:
+        swept = sweep(best, steps - spent, only)
+        spent += swept.used
+        first = first or swept.moves
+        if not swept.moved:
             return best, first, spent
-        timeline = simulate(best.program, order)
+        timeline = simulate(best.program, swept.order)
         # As good is good enough: what one collective gave up may have gone to the next wait, from
         # where a pass over the waits can take it.
         if _lengths(timeline) <= _lengths(best):
-            return timeline, moves, spent
-        by_exposure = sorted(moved, key=lambda start: (-int(best.exposed[start]), start))
-        only = set(by_exposure[: len(by_exposure) // 2])
+            return timeline, swept.moves, spent
+        by_exposure = sorted(swept.moved, key=lambda start: (-int(best.exposed[start]), start))
+        only = frozenset(by_exposure[: len(by_exposure) // 2])
     undone = [replace(m, limited_by=LimitedBy.NOT_BETTER) if m.places else m for m in first]
     return best, undone, spent
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Container
 
 from undertow.program import Kind, Order, Program
+from undertow.program.flat import step_of
 from undertow.schedule.limits import Limits
 from undertow.schedule.moves import LimitedBy, Move
 from undertow.schedule.running import Clock
 from undertow.schedule.sweep import FOREVER, Sweep, Unit
+from undertow.schedule.swept import Way, swept_natively
 
 
 def sink_all(program: Program, order: Order, limits: Limits) -> Order:
     """Every wait as late as its first real user and the limits allow."""
+    step = step_of(program)
+    if step is not None:
+        return swept_natively(step, Way.SINK_ALL, program, order, limits).order
     return Sweep(program, order, limits, backward=False).run(_Sink(program))
 
 

@@ -1,0 +1,98 @@
+"""The extension module that core.c makes. Arrays are one-dimensional, of int64 or of flags."""
+
+from array import array
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Ints = NDArray[np.int64] | array[int]
+_Flags = NDArray[np.bool_] | bytes
+
+INTERFACE: int
+
+@final
+class Step:
+    """A Program as arrays; ValueError for sums that could overflow."""
+
+    def __new__(
+        cls,
+        *,
+        kinds: _Flags,
+        ns: _Ints,
+        streams: _Ints,
+        launches: _Ints,
+        awaited: _Ints,
+        touch_counts: _Ints,
+        src: _Ints,
+        dst: _Ints,
+        is_true: _Flags,
+        made: _Ints,
+        loads: _Ints,
+        given_counts: _Ints,
+        nbytes: _Ints,
+        is_there: _Flags,
+        stays: _Flags,
+        link_counts: _Ints,
+        touched: _Ints,
+        given: _Ints,
+        links: _Ints,
+        link_count: int,
+        launch_ns: int,
+        compute_slowdown: int,
+        communication_slowdown: int,
+    ) -> Step: ...
+    def play(
+        self,
+        order: _Ints,
+        ready: _Ints,
+        begin: _Ints,
+        end: _Ints,
+        exposed: _Ints,
+        is_contended: bool,
+        /,
+    ) -> int | None:
+        """Fills in the times, which must be zero; how long the step takes. None for a contended one
+        that takes too long to be played here."""
+
+    def facts(self, order: _Ints, cheap_share: int, cheap_ns: int, /) -> Facts: ...
+    def sweep(
+        self,
+        *,
+        order: _Ints,
+        new_order: _Ints,
+        moved: NDArray[np.bool_],
+        only: _Flags | None,
+        ready: _Ints | None,
+        begin: _Ints | None,
+        end: _Ints | None,
+        way: int,
+        limit: int,
+        in_flight: int,
+        cheap_share: int,
+        cheap_ns: int,
+        most_members: int,
+        steps: int,
+        total_ns: int,
+    ) -> int:
+        """Fills in the new order and what moved; how many were held back."""
+
+@final
+class Facts:
+    compute_ns: int
+    def construct(
+        self,
+        order: _Ints,
+        horizon_ns: int,
+        window: int,
+        limit: int,
+        in_flight: int,
+        kept: int,
+        most_idle_ns: int,
+        /,
+    ) -> tuple[int, bool] | None:
+        """Fills in the order, by positions in the base order: how far ahead of its use a collective
+        was started, and whether the window held a task; None if the step takes too long."""
+
+    def delayed(self, order: _Ints, is_frugal: bool, /) -> None:
+        """Fills in the order."""
