@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.programs import random_order, random_program, rngs
 from undertow.program import Kind, Order, renumbered
 from undertow.schedule.facts import Facts
+from undertow.schedule.swept import CHEAP_NS, CHEAP_SHARE
 
 BY_POSITION = (
     "kinds", "ns", "streams", "awaited", "starts", "is_last", "releases", "unit_of", "units",
@@ -37,8 +38,9 @@ def test_a_unit_is_all_that_leads_to_its_start_alone(rng: random.Random, size: i
             expected[i] = i
         elif tasks[i].kind in (Kind.COMPUTE, Kind.VIEW) and len(units) == 1:
             (start,) = units
-            if start >= 0 and facts.releases[start] < 0 and tasks[i].ns * 4 <= tasks[start].ns:
-                expected[i] = start
+            if start >= 0 and facts.releases[start] < 0:
+                is_cheap = tasks[i].ns <= max(tasks[start].ns // CHEAP_SHARE, CHEAP_NS)
+                expected[i] = start if is_cheap else -1
     assert facts.unit_of == expected
     for start, unit in facts.units.items():
         assert unit == [task for task, of in enumerate(expected) if of == start]
