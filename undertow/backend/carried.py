@@ -277,10 +277,11 @@ def link_order(ready: Sequence[int], taken: Sequence[int]) -> list[int]:
             orders[tuple(last_first(ready, scaled, longest))] = None
     truths = [_scaled(taken, percent) for percent in _MAY_TAKE]
 
-    def waited_in_all(order: Sequence[int]) -> int:
+    def waited_in_all(order: tuple[int, ...]) -> int:
         return sum(waited(ready, truth, order) for truth in truths)
 
-    return list(min(orders, key=waited_in_all, default=()))
+    best: tuple[int, ...] = min(orders, key=waited_in_all, default=())
+    return list(best)
 
 
 def _scaled(taken: Sequence[int], percent: int) -> list[int]:
