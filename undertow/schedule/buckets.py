@@ -10,7 +10,7 @@ by size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
@@ -86,18 +86,21 @@ class Merged:
 def ways(program: Program, start: int) -> tuple[How, ...]:
     """How a collective can be part of a bucket, the cheapest first; none if it must run alone: of
     another kind, of unknown size, never waited for, or without the form that this would take."""
+    return tuple(_ways(program, start))
+
+
+def _ways(program: Program, start: int) -> Iterator[How]:
+    """One after the other: most ask for the cheapest alone."""
     task = program.tasks[start]
     work = task.work
     if not isinstance(work, Collective) or work.nbytes is None:
-        return ()
-    found: list[How] = []
+        return
     is_new = all(program.first_toucher[buffer] == start for buffer in task.writes)
     in_place = work.kind is CollectiveKind.ALL_REDUCE and _is_in_place(task)
     if work.join in (Join.ANY, Join.COALESCED) and work.kind in COALESCED and (is_new or in_place):
-        found.append("coalesced")
+        yield "coalesced"
     if may_be_copied(program, start):
-        found.append("copied")
-    return tuple(found)
+        yield "copied"
 
 
 def may_be_copied(program: Program, start: int) -> bool:
@@ -114,9 +117,8 @@ def bucket_key(
 ) -> Key | None:
     """What others must share with this collective to run as one with it in this way (by default
     the cheapest that it has); None if it cannot. `mixed` allows other dtypes where copies do."""
-    found = ways(program, start)
-    how = how or next(iter(found), None)
-    if how is None or how not in found:
+    how = next((way for way in _ways(program, start) if how in (None, way)), None)
+    if how is None:
         return None
     task = program.tasks[start]
     work = task.work
