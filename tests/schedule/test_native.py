@@ -18,10 +18,19 @@ from tests.programs import random_order, random_program, rngs
 from undertow import native
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import repricer
-from undertow.program import Order, Program, parse_program, profile_memory, simulate
+from undertow.program import (
+    Order,
+    Program,
+    bounds,
+    parse_program,
+    profile_memory,
+    retimed,
+    simulate,
+)
 from undertow.program import flat as flat_module
 from undertow.program.flat import known_step, step_of
 from undertow.program.simulate import _Fluid, _sweep, _Times
+from undertow.schedule import contract
 from undertow.schedule.construct import Policy, construct, construct_within
 from undertow.schedule.delay import delayed_order
 from undertow.schedule.early_starts import Edges, _Raise, raise_as_needed
@@ -72,6 +81,55 @@ def test_constructions_are_the_same(rng: random.Random, size: int) -> None:
         within_ns = rng.randint(-10, 600)
         quick, found_quick = (construct_within(within_ns, f, policy, *limits) for f in both)
         assert found_quick == quick
+
+
+@needs_core
+@settings(max_examples=300)
+@given(rngs, sizes)
+def test_groups_as_one_come_in_the_same_order(rng: random.Random, size: int) -> None:
+    """Also where some close a cycle, and are not placed at all."""
+    program = any_program(rng, size)
+    step, count = step_of(program), len(program)
+    assert step is not None
+    tasks, leader, members = rng.sample(range(count), count), list(range(count)), {}
+    for _ in range(rng.randint(0, 3)):
+        group, tasks = tasks[: rng.randint(2, 4)], tasks[4:]
+        if len(group) > 1:
+            first = rng.choice([min(group), group[0]])
+            members[first] = sorted(group)
+            for task in group:
+                leader[task] = first
+    assert contract._natively(step, leader) == contract._ordered(program, leader, members)
+
+
+@needs_core
+@settings(max_examples=300)
+@given(rngs, sizes)
+def test_heads_and_tails_are_the_same(rng: random.Random, size: int) -> None:
+    program = any_program(rng, size)
+    ns = [rng.randint(0, task.ns) for task in program.tasks]
+    tasks = [replace(task, ns=own) for task, own in zip(program.tasks, ns, strict=True)]
+    shorter = retimed(program, tuple(tasks))
+    expected = bounds._heads(shorter, ns), bounds._tails(shorter, ns)
+    assert bounds._ends(shorter, ns, program) == expected
+
+
+@needs_core
+def test_a_program_of_other_times_is_another_step() -> None:
+    program = parse_program("a compute 30us\nb compute 20us")
+    assert step_of(program) is not None
+    tasks = [replace(task, ns=7) for task in program.tasks]
+    assert simulate(retimed(program, tuple(tasks))).total_ns == 14
+
+
+@needs_core
+def test_leaders_that_follow_others_are_refused() -> None:
+    step = step_of(parse_program("a compute 30us\nb compute 20us"))
+    assert step is not None
+    order = np.empty(2, dtype=np.int64)
+    for leader in ([1, 0], [0, 2], [-1, 1]):
+        with pytest.raises(ValueError, match="leader"):
+            step.contracted(np.array(leader), order)
 
 
 @needs_core

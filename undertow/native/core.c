@@ -9,7 +9,7 @@
 #include "facts.h"
 #include "sweep.h"
 
-#define INTERFACE 1 /* what undertow/native/__init__.py asks for: to count up when it changes */
+#define INTERFACE 2 /* what undertow/native/__init__.py asks for: to count up when it changes */
 
 typedef struct {
     PyObject_HEAD
@@ -260,6 +260,56 @@ static PyObject *step_sweep(StepObject *self, PyObject *args, PyObject *keywords
     return PyLong_FromLongLong(swept.used);
 }
 
+/* Whether each task has a leader, which leads itself; an exception if not. */
+static bool are_leaders(const i64 *leader, i64 tasks) {
+    for (i64 k = 0; k < tasks; k++) {
+        bool is_task = leader[k] >= 0 && leader[k] < tasks;
+        if (is_task && leader[leader[k]] == leader[k]) continue;
+        PyErr_SetString(PyExc_ValueError, "leader: not tasks that lead themselves");
+        return false;
+    }
+    return true;
+}
+
+static PyObject *step_contracted(StepObject *self, PyObject *args) {
+    enum { LEADER, ORDER, COLUMNS };
+    PyObject *o[COLUMNS];
+    Py_buffer views[COLUMNS];
+    if (!PyArg_ParseTuple(args, "OO", &o[0], &o[1])) return NULL;
+    i64 tasks = self->step.tasks, placed = 0;
+    const Column columns[COLUMNS] = {{"leader", INTS, tasks, false, false},
+                                     {"order", INTS, tasks, true, false}};
+    if (!take_all(o, views, columns, COLUMNS)) return NULL;
+    bool is_legal = are_leaders(views[LEADER].buf, tasks);
+    bool is_done =
+        is_legal && contract(&self->step, views[LEADER].buf, views[ORDER].buf, &placed);
+    release_all(views, COLUMNS);
+    if (!is_done) return is_legal ? PyErr_NoMemory() : NULL;
+    return PyLong_FromLongLong(placed);
+}
+
+static PyObject *step_ends(StepObject *self, PyObject *args) {
+    enum { TAKEN, LAUNCHED, BEGIN, READY, AFTER_END, AFTER_READY, COLUMNS };
+    PyObject *o[COLUMNS];
+    Py_buffer views[COLUMNS];
+    if (!PyArg_ParseTuple(args, "OOOOOO", &o[0], &o[1], &o[2], &o[3], &o[4], &o[5])) return NULL;
+    const Step *step = &self->step;
+    Column columns[COLUMNS];
+    const char *names[COLUMNS] = {"ns", "launches", "begin", "ready", "after_end", "after_ready"};
+    for (int k = 0; k < COLUMNS; k++)
+        columns[k] = (Column){names[k], INTS, step->tasks, k >= BEGIN, false};
+    if (!take_all(o, views, columns, COLUMNS)) return NULL;
+    const i64 *ns = views[TAKEN].buf, *launches = views[LAUNCHED].buf;
+    bool is_small = are_times(step, ns, launches);
+    bool is_done =
+        is_small && find_heads(step, ns, launches, views[BEGIN].buf, views[READY].buf);
+    if (is_done) find_tails(step, ns, views[AFTER_END].buf, views[AFTER_READY].buf);
+    release_all(views, COLUMNS);
+    if (!is_small) return PyErr_Format(PyExc_ValueError, "ns or launches: out of range");
+    if (!is_done) return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
 /* -- facts ------------------------------------------------------------------------------------ */
 
 static void facts_dealloc(FactsObject *self) {
@@ -349,6 +399,8 @@ static PyMethodDef step_methods[] = {
     {"play", (PyCFunction)step_play, METH_VARARGS, "The simulator's players."},
     {"sweep", (PyCFunction)(void (*)(void))step_sweep, METH_VARARGS | METH_KEYWORDS,
      "One pass that moves starts up or waits down."},
+    {"contracted", (PyCFunction)step_contracted, METH_VARARGS, "Groups of tasks as one."},
+    {"ends", (PyCFunction)step_ends, METH_VARARGS, "Heads and tails."},
     {"facts", (PyCFunction)(void (*)(void))step_facts,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS, "What constructions need to know."},
     {"__reduce__", (PyCFunction)step_reduce, METH_NOARGS, "None, where it is copied."},

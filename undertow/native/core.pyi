@@ -55,6 +55,21 @@ class Step:
         """Fills in the times, which must be zero; how long the step takes. None for a contended one
         that takes too long to be played here."""
 
+    def contracted(self, leader: _Ints, order: _Ints, /) -> int:
+        """Fills in the order of those that lead; how many could be placed."""
+
+    def ends(
+        self,
+        ns: _Ints,
+        launches: _Ints,
+        begin: _Ints,
+        ready: _Ints,
+        after_end: _Ints,
+        after_ready: _Ints,
+        /,
+    ) -> None:
+        """Fills in heads and tails, for these times; ValueError for sums that could overflow."""
+
     def facts(self, order: _Ints, cheap_share: int, cheap_ns: int, /) -> Facts: ...
     def sweep(
         self,

@@ -113,15 +113,25 @@ static bool add_small(i64 *sum, i64 value) {
     return true;
 }
 
-static const char *check_sums(const Parts *parts) {
-    i64 ns = 0, nbytes = 0, made = 0;
-    if (parts->launch_ns < 0 || parts->launch_ns > MOST_TOTAL) return "the cost of a launch";
-    for (i64 k = 0; k < parts->tasks; k++) {
-        i64 most = parts->launch_ns ? MOST_TOTAL / parts->launch_ns : MOST_TOTAL;
-        if (parts->launches[k] < 0 || parts->launches[k] > most) return "launches";
-        if (!add_small(&ns, parts->ns[k])) return "times";
-        if (!add_small(&ns, parts->launches[k] * parts->launch_ns)) return "times of launches";
+static const char *check_times(i64 tasks, const i64 *ns, const i64 *launches, i64 launch_ns) {
+    i64 total = 0, most = launch_ns ? MOST_TOTAL / launch_ns : MOST_TOTAL;
+    for (i64 k = 0; k < tasks; k++) {
+        if (launches[k] < 0 || launches[k] > most) return "launches";
+        if (!add_small(&total, ns[k])) return "times";
+        if (!add_small(&total, launches[k] * launch_ns)) return "times of launches";
     }
+    return NULL;
+}
+
+bool are_times(const Step *step, const i64 *ns, const i64 *launches) {
+    return !check_times(step->tasks, ns, launches, step->launch_ns);
+}
+
+static const char *check_sums(const Parts *parts) {
+    i64 nbytes = 0, made = 0;
+    if (parts->launch_ns < 0 || parts->launch_ns > MOST_TOTAL) return "the cost of a launch";
+    const char *wrong = check_times(parts->tasks, parts->ns, parts->launches, parts->launch_ns);
+    if (wrong) return wrong;
     for (i64 k = 0; k < parts->starts; k++)
         if (!add_small(&made, parts->made_nbytes[k])) return "bytes that starts make";
     for (i64 k = 0; k < parts->buffers; k++)

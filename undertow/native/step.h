@@ -110,6 +110,17 @@ i64 run_on_host(const Step *step, i64 task, i64 host, Times times);
 /* The fluid player; it cannot play what might overflow. */
 Played play_contended(const Step *step, const i64 *order, Times times, i64 *total);
 
+/* The captured order with every task at the place of the one that leads it: all leaders that can be
+ * placed, and how many these are. Of a leader `leader` says itself. */
+bool contract(const Step *step, const i64 *leader, i64 *order, i64 *placed);
+
+/* Before when no task can begin, or its place be reached, in any order; and what must follow once a
+ * task has ended, or its place was reached. Times are those that are given. */
+bool find_heads(const Step *step, const i64 *ns, const i64 *launches, i64 *begin, i64 *ready);
+void find_tails(const Step *step, const i64 *ns, i64 *after_end, i64 *after_ready);
+/* Whether such times are no more than a step may have. */
+bool are_times(const Step *step, const i64 *ns, const i64 *launches);
+
 /* Live bytes while each task runs, in the order that the step is in. */
 bool live_bytes(const Step *step, i64 *live);
 

@@ -10,11 +10,15 @@ hold with them too.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import add, itemgetter
 
+import numpy as np
+
+from undertow.program.flat import step_of
 from undertow.program.model import (
     COMPUTE,
     HOST,
@@ -61,8 +65,9 @@ class Bounds:
         return total_ns / self.best.ns - 1 if self.best.ns else 0.0
 
 
-def lower_bounds(program: Program) -> Bounds:
-    """Bounds on the time of any legal order of `program`.
+def lower_bounds(program: Program, like: Program | None = None) -> Bounds:
+    """Bounds on the time of any legal order of `program`. `like` is one that differs in times
+    alone, for which more may be known already.
 
     >>> from undertow.program.text import parse_program
     >>> lower_bounds(parse_program("a compute 30us\\nb compute 20us")).best.ns
@@ -72,10 +77,10 @@ def lower_bounds(program: Program) -> Bounds:
     totals = _stream_totals(program)
     found = [Bound(BoundKind.STREAM_TOTAL, total, stream) for stream, total in enumerate(totals)]
     found += [Bound(BoundKind.LINK_TOTAL, total) for total in _link_totals(program)]
-    heads, tails = _heads(program, ns), _tails(program, ns)
+    heads, tails = _ends(program, ns, like or program)
     begin, after_end = heads.begin, tails.after_end
     chains = map(add, map(add, begin, ns), after_end)
-    places = [ready + tails.after_ready[start] for start, ready in heads.ready.items()]
+    places = map(add, heads.ready, tails.after_ready)
     found.append(Bound(BoundKind.CRITICAL_PATH, max([*chains, *places], default=0)))
     jobs: list[list[tuple[int, int, int]]] = [[] for _ in program.streams]
     for i, kind in enumerate(program.kinds):
@@ -141,10 +146,10 @@ def _link_totals(program: Program) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _Heads:
     """Times before which no legal order can have a task: `begin`, per task, is when it begins;
-    `ready`, of a start, when the compute stream reaches its place."""
+    `ready` when the compute stream reaches its place, which for starts and waits may be sooner."""
 
     begin: list[int]
-    ready: dict[int, int]
+    ready: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,16 @@ class _Tails:
     after_ready: list[int]
 
 
+def _ends(program: Program, ns: Sequence[int], like: Program) -> tuple[_Heads, _Tails]:
+    step = step_of(like)
+    if step is None or program.machine != like.machine:
+        return _heads(program, ns), _tails(program, ns)
+    found = np.zeros((4, len(program)), dtype=np.int64)
+    step.ends(array("q", ns), array("q", [task.launches for task in program.tasks]), *found)
+    begin, ready, after_end, after_ready = found.tolist()
+    return _Heads(begin, ready), _Tails(after_end, after_ready)
+
+
 def _heads(program: Program, ns: Sequence[int]) -> _Heads:
     """One forward sweep over the captured order, which is topological.
 
@@ -165,7 +180,7 @@ def _heads(program: Program, ns: Sequence[int]) -> _Heads:
     tasks, kinds, launch = program.tasks, program.kinds, program.machine.launch_ns
     begin = [0] * len(program)
     passed, launched = begin.copy(), begin.copy()  # when the stream and the host are past a task
-    ready: dict[int, int] = {}
+    ready = begin.copy()
     ends: dict[int, int] = {}  # of collectives
     for i, sources in enumerate(program.predecessors):
         place = on_host = 0
@@ -179,8 +194,8 @@ def _heads(program: Program, ns: Sequence[int]) -> _Heads:
             on_host += launch * tasks[i].launches
             if on_host > place:
                 place = on_host
+        ready[i] = place
         if kind is START or kind is WAIT:
-            ready[i] = place
             for source in sources:
                 if source in ends and _queues_behind(tasks[i], source, tasks[source]):
                     place = max(place, ends[source])

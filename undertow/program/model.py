@@ -9,7 +9,7 @@ machine. Tasks, buffers and streams refer to each other by index.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property, partial
 from itertools import chain
@@ -512,7 +512,8 @@ def retimed(
     for name in _STRUCTURE:
         getattr(program, name)
     made = object.__new__(Program)
-    made.__dict__.update(program.__dict__, tasks=tasks)
+    kept = {name: program.__dict__[name] for name in _SHARED if name in program.__dict__}
+    made.__dict__.update(kept, tasks=tasks)
     made.__dict__.update(streams=streams or program.streams, machine=machine or program.machine)
     return made
 
@@ -520,6 +521,8 @@ def retimed(
 _STRUCTURE = tuple(
     name for name, value in vars(Program).items() if isinstance(value, cached_property)
 )
+# Not what others have noted on a Program, such as its times for the native core.
+_SHARED = (*(field.name for field in fields(Program)), *_STRUCTURE)
 
 
 def renumbered(program: Program, order: Order) -> Program:

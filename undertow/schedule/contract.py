@@ -5,14 +5,20 @@ Solvers do this for every bucketing that they try, so what does not change is ca
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from undertow.program import Buffer, Program, Task
+from undertow.program.flat import step_of
 from undertow.program.model import Edges, made_of_edges
+
+if TYPE_CHECKING:
+    from undertow.native.core import Step
 
 
 def contracted_order(
@@ -21,6 +27,20 @@ def contracted_order(
     """The captured order with every task at the place of the one that leads it (itself, if nobody
     does), or later if what its members need comes later; and the members of groups that close a
     cycle. Of the tasks that are ready the first in captured order comes first."""
+    step = step_of(program)
+    order = _ordered(program, leader, members) if step is None else _natively(step, leader)
+    placed = set(order)
+    return order, {task for group, m in members.items() if group not in placed for task in m[1:]}
+
+
+def _natively(step: Step, leader: Sequence[int]) -> list[int]:
+    order = np.empty(len(leader), dtype=np.int64)
+    placed = step.contracted(array("q", leader), order)
+    found: list[int] = order[:placed].tolist()
+    return found
+
+
+def _ordered(program: Program, leader: Sequence[int], members: dict[int, list[int]]) -> list[int]:
     successors, predecessors = program.successors, program.predecessors
     successors_of, after_all = successors.__getitem__, chain.from_iterable
     missing = list(map(len, predecessors))
@@ -46,8 +66,7 @@ def contracted_order(
             if not late:
                 break
             task = heappop(late)
-    placed = set(order)
-    return order, {task for group, m in members.items() if group not in placed for task in m[1:]}
+    return order
 
 
 def contracted(

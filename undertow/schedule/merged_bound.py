@@ -22,7 +22,7 @@ def bound_for_any_merging(program: Program, reprice: Reprice | None) -> int:
 
     Without `reprice` nothing can be merged, and the Program's own times count.
     """
-    return lower_bounds(wire_only(program, reprice)).best.ns
+    return lower_bounds(wire_only(program, reprice), program).best.ns
 
 
 def wire_only(program: Program, reprice: Reprice | None) -> Program:

@@ -19,6 +19,7 @@ from functools import cached_property
 from undertow.errors import OrderError
 from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
+from undertow.program.flat import step_of
 from undertow.program.model import IntArray
 from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice, alone
@@ -130,6 +131,7 @@ class _Step:
 
     @cached_property
     def captured(self) -> Timeline:
+        step_of(self.program)  # several loops over all of it are to come
         return simulate(self.program)
 
     @cached_property

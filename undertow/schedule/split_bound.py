@@ -20,7 +20,7 @@ def bound_for_any_splitting(
     program: Program, reprice: Reprice | None, splittable: Splittable
 ) -> int:
     """Nanoseconds that no order, merging and splitting of this Program's tasks can beat."""
-    totals = lower_bounds(wire_only(program, reprice)).all
+    totals = lower_bounds(wire_only(program, reprice), program).all
     in_all = max((bound.ns for bound in totals if bound.kind in _TOTALS), default=0)
     tasks = tuple(
         _smallest_piece(task) if i in splittable.divisions else task
