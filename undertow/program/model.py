@@ -8,20 +8,22 @@ machine. Tasks, buffers and streams refer to each other by index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cached_property, partial
-from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from undertow.program.record import record
+from undertow.program.hazards import Edges as Edges
+from undertow.program.hazards import Hazard as Hazard
+from undertow.program.hazards import HazardKind as HazardKind
+from undertow.program.hazards import IntArray as IntArray
+from undertow.program.hazards import as_rows, made_hazard
+from undertow.program.hazards import listed as listed
+from undertow.program.record import record, with_plain_members
 
-E = TypeVar("E", bound=StrEnum)
-IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 COMPUTE_STREAM = 0
@@ -30,17 +32,7 @@ HOST_STREAM = 1
 """Index of the pseudo stream of the host; process groups have the indices from 2 on."""
 
 
-def _with_plain_members(enum: type[E]) -> type[E]:
-    """The class with its members as plain attributes, as Python 3.12 has them: Python 3.11 looks
-    each up by a function of the metaclass, which costs the loops over tasks most of their time.
-    They are hashed as the strings that they are, and not by a function either."""
-    for member in enum:
-        type.__setattr__(enum, member.name, member)
-    type.__setattr__(enum, "__hash__", str.__hash__)
-    return enum
-
-
-@_with_plain_members
+@with_plain_members
 class Kind(StrEnum):
     """What the host launches."""
 
@@ -55,7 +47,7 @@ COMPUTE, START, WAIT, VIEW, HOST = Kind
 """The kinds, for loops over tasks: Python 3.11 takes six times as long for `Kind.VIEW`."""
 
 
-@_with_plain_members
+@with_plain_members
 class Lifetime(StrEnum):
     """Who allocates a buffer and who frees it."""
 
@@ -65,25 +57,7 @@ class Lifetime(StrEnum):
     OUTPUT = "output"  # ours from its first write, never freed
 
 
-@_with_plain_members
-class HazardKind(StrEnum):
-    """Why one task must come before another. Only POLICY is ours to drop."""
-
-    RAW = "RAW"
-    WAR = "WAR"
-    WAW = "WAW"
-    POLICY = "POLICY"
-
-    strength: int
-    """A pair of tasks keeps its strongest hazard: a true one never hides behind a policy."""
-
-
-_BY_STRENGTH = (HazardKind.POLICY, HazardKind.WAR, HazardKind.WAW, HazardKind.RAW)
-for _strength, _kind in enumerate(_BY_STRENGTH):
-    _kind.strength = _strength
-
-
-@_with_plain_members
+@with_plain_members
 class CollectiveKind(StrEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -94,7 +68,7 @@ class CollectiveKind(StrEnum):
     RECV = "recv"
 
 
-@_with_plain_members
+@with_plain_members
 class OpClass(StrEnum):
     """Classes of compute that reach different shares of a device's peak."""
 
@@ -126,7 +100,7 @@ class Work:
         return self.nbytes_read + self.nbytes_written
 
 
-@_with_plain_members
+@with_plain_members
 class Join(StrEnum):
     """How a collective may become one with others."""
 
@@ -239,19 +213,6 @@ class Task:
         )
 
 
-class Hazard(NamedTuple):
-    """`src` must come before `dst`; `buffer` is what they conflict on, -1 where it is no buffer."""
-
-    src: int
-    dst: int
-    kind: HazardKind
-    buffer: int = -1
-
-
-made_hazard = partial(tuple.__new__, Hazard)
-"""A Hazard of four values: a third of the time that calling the class takes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What the simulator must know of the device beyond the tasks' own durations."""
@@ -270,34 +231,6 @@ class Arrays:
     nbytes: IntArray  # per buffer
     there_before: BoolArray  # per buffer
     stays: BoolArray  # per buffer
-
-
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """The hazards of a Program, part by part."""
-
-    src: IntArray
-    dst: IntArray
-    strength: IntArray
-    buffers: IntArray
-
-    @property
-    def kinds(self) -> list[HazardKind]:
-        return list(map(_BY_STRENGTH.__getitem__, self.strength.tolist()))
-
-    def pairs(self) -> tuple[IntArray, IntArray]:
-        """The (src, dst) of all hazards, each pair once."""
-        src, dst = self.src, self.dst
-        again = (src[1:] == src[:-1]) & (dst[1:] == dst[:-1])
-        if not again.any():
-            return src, dst
-        is_new = np.append(True, ~again)
-        return src[is_new], dst[is_new]
-
-    def up_to(self, kind: HazardKind) -> set[tuple[int, int]]:
-        """The (src, dst) of hazards that are not stronger than this kind."""
-        found = np.flatnonzero(self.strength <= kind.strength)
-        return set(zip(self.src[found].tolist(), self.dst[found].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -417,14 +350,14 @@ class Program:
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """Per task, the tasks that must come before it (each once, ascending)."""
         src, dst = self.edges.pairs()
-        return _rows(src, np.bincount(dst, minlength=len(self.tasks)))
+        return as_rows(src, np.bincount(dst, minlength=len(self.tasks)))
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """Per task, the tasks that must come after it (each once, ascending)."""
         src, dst = self.edges.pairs()
         by_source = np.argsort(src, kind="stable")
-        return _rows(dst[by_source], np.bincount(src, minlength=len(self.tasks)))
+        return as_rows(dst[by_source], np.bincount(src, minlength=len(self.tasks)))
 
     if not TYPE_CHECKING:
 
@@ -465,19 +398,6 @@ class Order:
         places[self.array] = np.arange(len(self.tasks))
         places.flags.writeable = False
         return places
-
-
-def listed(rows: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
-    """The lengths of rows, and all that is in them, row after row."""
-    counts = np.fromiter(map(len, rows), np.int64, len(rows))
-    return counts, np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
-
-
-def _rows(values: IntArray, counts: IntArray) -> tuple[tuple[int, ...], ...]:
-    """`values` in rows of so many each."""
-    flat = tuple(values.tolist())
-    ends = np.cumsum(counts).tolist()
-    return tuple([flat[a:b] for a, b in zip([0, *ends], ends, strict=False)])
 
 
 def made_of_edges(
