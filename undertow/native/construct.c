@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#define EACH(k, rows, row) (i64 k = (rows).begins[row]; k < (rows).begins[(row) + 1]; k++)
-
 /* The state of one construction; tasks are named by their place in the base order. */
 typedef struct {
     const Facts *facts;

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EACH(k, rows, row) (i64 k = (rows).begins[row]; k < (rows).begins[(row) + 1]; k++)
-
 static bool is_collective(const Step *step, i64 task) { return step->kinds[task] == START; }
 
 /* -- what is last in its line ----------------------------------------------------------------- */

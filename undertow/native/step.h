@@ -40,6 +40,8 @@ typedef struct {
     i64 *begins;
     i64 *items;
 } Rows;
+/* Goes through a row: `for EACH(k, rows, row) use(rows.items[k]);` */
+#define EACH(k, rows, row) (i64 k = (rows).begins[row]; k < (rows).begins[(row) + 1]; k++)
 
 /* A binary heap, the lowest (key, id) first. Ids differ, so its sequence is that of any heap. */
 typedef struct {

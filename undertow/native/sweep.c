@@ -4,8 +4,6 @@
 
 #include "sweep.h"
 
-#define EACH(k, rows, row) (i64 k = (rows).begins[row]; k < (rows).begins[(row) + 1]; k++)
-
 /* A start or wait that is held back, and what travels with it; there is one per task that could be
  * one. Its members are a list in the sequence of arrival, linked by `next_member`. */
 typedef struct {

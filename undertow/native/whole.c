@@ -3,8 +3,6 @@
 
 #include "step.h"
 
-#define EACH(k, rows, row) (i64 k = (rows).begins[row]; k < (rows).begins[(row) + 1]; k++)
-
 /* -- groups as one ---------------------------------------------------------------------------- */
 
 typedef struct {

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import itemgetter, mul
 
 import numpy as np
 
 from undertow.program import Kind, Lifetime, Order, Program, profile_memory
+from undertow.program.hazards import as_rows, listed
 from undertow.program.model import COMPUTE, HOST, START, VIEW, WAIT
 from undertow.schedule.range_max import RangeAddMax
 from undertow.schedule.running import touched_nbytes
@@ -230,13 +231,10 @@ def last_in_line(program: Program) -> list[bool]:
 
 def _rows_in_order(rows: Edges, order: Order) -> Edges:
     """What follows each task, by positions in `order`, where it was by tasks."""
-    counts = np.fromiter(map(len, rows), np.int64, len(rows))
+    counts, flat = listed(rows)
     begins = np.cumsum(counts) - counts
     tasks = order.array
     new_counts = counts[tasks]
-    ends = np.cumsum(new_counts)
-    flat = np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
-    from_where = np.repeat(begins[tasks] - ends + new_counts, new_counts)
-    moved = tuple(order.positions()[flat[from_where + np.arange(len(flat))]].tolist())
-    bounds = ends.tolist()
-    return [moved[a:b] for a, b in zip([0, *bounds], bounds, strict=False)]
+    from_where = np.repeat(begins[tasks] - np.cumsum(new_counts) + new_counts, new_counts)
+    moved = order.positions()[flat[from_where + np.arange(len(flat))]]
+    return as_rows(moved, new_counts)
