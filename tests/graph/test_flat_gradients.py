@@ -98,15 +98,26 @@ def test_groups_of_other_backends_are_left_alone() -> None:
     assert module.graph.python_code("self").src == before
 
 
+def of_sizes(sizes: list[int]) -> list[Any]:
+    values = [torch.empty(size, device="meta") for size in sizes]
+    return [
+        SimpleNamespace(value=SimpleNamespace(meta={"val": value}), key=lambda: "k")
+        for value in values
+    ]
+
+
+def test_a_full_bucket_is_not_kept_back_by_a_tiny_gradient_that_comes_after_it() -> None:
+    """As of the norm before a model's head, which comes when most of backward's first products
+    are done: the head's own could be on its way by then."""
+    head, norm, matrix = of_sizes([1 << 21, 448, 1 << 19])
+    assert _by_size([head, norm, matrix], 8) == [[head], [norm, matrix]]
+    assert _by_size([matrix, head, norm], 8) == [[matrix], [head, norm]]  # no bucket of its own
+
+
 @given(st.lists(st.sampled_from([320, 1 << 12, 1 << 18, 1 << 20, 1 << 22]), max_size=40))
 def test_a_tiny_gradient_makes_no_bucket_of_its_own(sizes: list[int]) -> None:
     """One vector alone would be given out as the bucket itself, which others hold meanwhile."""
-    gradients: list[Any] = [
-        SimpleNamespace(
-            value=SimpleNamespace(meta={"val": torch.empty(size, device="meta")}), key=lambda: "k"
-        )
-        for size in sizes
-    ]
+    gradients = of_sizes(sizes)
     buckets = _by_size(gradients, 32)
     assert [one for bucket in buckets for one in bucket] == gradients
     if max(sizes, default=0) > 1 << 12:

@@ -99,20 +99,21 @@ def _by_size(gradients: Sequence[Gradient], count: int) -> list[list[Gradient]]:
     since there is little left to hide them behind."""
     left = sum(_nbytes(gradient) for gradient in gradients)
     most = min(left // count, _MOST_NBYTES)
-    closed: list[list[Gradient]] = []
-    filling: dict[Any, list[Gradient]] = {}
+    buckets: dict[Any, list[list[Gradient]]] = {}  # by what gradients must share
     for gradient in gradients:
-        key = gradient.key()
-        bucket = filling.get(key)
         cap = max(min(most, left // _OF_THE_REST), _LEAST_NBYTES)
-        held, more = sum(map(_nbytes, bucket or ())), _nbytes(gradient)
-        is_full = held + more > cap and min(held, more) * _TINY_SHARE >= cap
-        if bucket is None or is_full:
-            bucket = filling[key] = []
-            closed.append(bucket)
-        bucket.append(gradient)
+        mine = buckets.setdefault(gradient.key(), [])
+        held, more = sum(map(_nbytes, mine[-1])) if mine else 0, _nbytes(gradient)
+        # A full one is not kept back by what comes later, however little that is.
+        is_full = held >= cap or (held + more > cap and min(held, more) * _TINY_SHARE >= cap)
+        if not mine or is_full:
+            mine.append([])
+        mine[-1].append(gradient)
         left -= more
-    return closed
+    for mine in buckets.values():  # nothing follows that the last tiny ones could go with
+        if len(mine) > 1 and sum(map(_nbytes, mine[-1])) * _TINY_SHARE < _LEAST_NBYTES:
+            mine[-2:] = [mine[-2] + mine[-1]]
+    return [bucket for mine in buckets.values() for bucket in mine]
 
 
 def _nbytes(gradient: Gradient) -> int:
