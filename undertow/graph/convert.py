@@ -25,12 +25,21 @@ from undertow.capture.schema import (
 from undertow.errors import ProgramError
 from undertow.garbage import without_collections
 from undertow.graph.calls import Calls
-from undertow.graph.collectives import WAIT, CollectiveCall, is_collective
+from undertow.graph.collectives import WAIT as WAIT_TENSOR
+from undertow.graph.collectives import CollectiveCall, is_collective
 from undertow.graph.describe import HOST_OPERATORS, SIZES, Descriptions
 from undertow.graph.joins import Joins
 from undertow.graph.nodes import Values, tensors_of
 from undertow.program import Collective, Join, Lifetime, Program, ProgramBuilder, Task
-from undertow.program.model import COMPUTE, COMPUTE_STREAM, START, VIEW
+from undertow.program.model import (
+    COMPUTE,
+    COMPUTE_STREAM,
+    HOST,
+    HOST_STREAM,
+    START,
+    VIEW,
+    WAIT,
+)
 
 _NUMBERS = (int, torch.SymInt, torch.SymBool)
 _INTERMEDIATE = Lifetime.INTERMEDIATE  # found sooner than in its class
@@ -79,7 +88,7 @@ def convert(
     for node in graph.nodes:
         conversion.add(node)
     return Converted(
-        conversion.builder.build(),
+        conversion.builder.build_of(conversion.tasks, conversion.after),
         tuple(conversion.nodes),
         tuple(dict.fromkeys(conversion.notes)),
         conversion.buffer_of,
@@ -101,6 +110,8 @@ class _Conversion:
         self.builder = ProgramBuilder(name)
         self.groups, self.donated = groups, donated
         self.nodes: list[fx.Node] = []
+        self.tasks: list[Task] = []  # of those nodes
+        self.after: list[tuple[int, ...]] = []  # what each needs beside its buffers
         self.notes: list[str] = []
         self.values = Values()
         self._descriptions = Descriptions(self.values)
@@ -176,7 +187,7 @@ class _Conversion:
         self._buffers[node] = writes
         stream, work = self._stream(call.group), self._described(node, call)
         start = Task(node.name, START, stream, reads, writes, work=work, module=self._place(node))
-        task = self.builder.add(start, after)
+        task = self._made(start, after)
         for buffer in writes:
             self._starts[buffer] = task
         return task
@@ -201,9 +212,11 @@ class _Conversion:
                 "the graph waits for collectives that it did not start; they count as done"
             )
             return self._view(node, held, after)
-        return self.builder.wait(
-            node.name, starts.pop(), writes=held, after=after, module=self._place(node)
+        (start,) = starts
+        wait = Task(
+            node.name, WAIT, COMPUTE_STREAM, (), held, start=start, module=self._place(node)
         )
+        return self._made(wait, after)
 
     def _add_other(self, node: fx.Node, traits: _Traits) -> int:
         reads, after = self._needs(node.all_input_nodes)
@@ -214,8 +227,8 @@ class _Conversion:
         if traits.is_host or (not made and not mutated):
             if self._last_host >= 0:
                 after = (*after, self._last_host)
-            task = self.builder.host(node.name, reads=reads, after=after, module=self._place(node))
-            self._through[node] = self._last_host = task
+            host = Task(node.name, HOST, HOST_STREAM, reads, module=self._place(node))
+            task = self._through[node] = self._last_host = self._made(host, after)
             return task
         writes = tuple([buffer for buffer in made if buffer not in reads])
         if mutated:
@@ -227,18 +240,21 @@ class _Conversion:
             # Those that draw random numbers stay in sequence, so that each draws the same ones.
             after = (*after, self._last_random)
         work, place = self._descriptions.of(node), self._place(node)
-        task = self.builder.add(
-            Task(node.name, COMPUTE, COMPUTE_STREAM, reads, writes, work=work, module=place),
-            after,
-        )
+        compute = Task(node.name, COMPUTE, COMPUTE_STREAM, reads, writes, work=work, module=place)
+        task = self._made(compute, after)
         if draws:
             self._last_random = task
         return task
 
     def _view(self, node: fx.Node, reads: tuple[int, ...], after: tuple[int, ...]) -> int:
         view = Task(node.name, VIEW, COMPUTE_STREAM, reads, module=self._place(node))
-        task = self._through[node] = self.builder.add(view, after)
+        task = self._through[node] = self._made(view, after)
         return task
+
+    def _made(self, task: Task, after: tuple[int, ...]) -> int:
+        self.tasks.append(task)
+        self.after.append(after)
+        return len(self.tasks) - 1
 
     def _needs(self, inputs: Sequence[fx.Node]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The buffers that arguments are in; and views and host values among them, which come
@@ -297,7 +313,7 @@ def _traits(target: object) -> _Traits:
     packet = getattr(target, "overloadpacket", None)
     return _Traits(
         may_start=is_collective(target),
-        is_wait=packet is WAIT,
+        is_wait=packet is WAIT_TENSOR,
         is_size=packet in SIZES,
         is_host=packet in HOST_OPERATORS,
         is_operator=packet is not None,

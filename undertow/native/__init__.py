@@ -11,7 +11,7 @@ import os
 from types import ModuleType
 
 _log = logging.getLogger(__name__)
-_INTERFACE = 2  # of core.c
+_INTERFACE = 3  # of core.c
 
 
 def _load() -> ModuleType | None:

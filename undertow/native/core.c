@@ -3,13 +3,12 @@
  * All that comes in is checked here, so that the loops can trust it: lengths, types, indices, sums.
  */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
+#include "arrays.h"
 #include "facts.h"
+#include "hazards.h"
 #include "sweep.h"
 
-#define INTERFACE 2 /* what undertow/native/__init__.py asks for: to count up when it changes */
+#define INTERFACE 3 /* what undertow/native/__init__.py asks for: to count up when it changes */
 
 typedef struct {
     PyObject_HEAD
@@ -26,59 +25,7 @@ typedef struct {
     PyTypeObject *step_type, *facts_type;
 } Module;
 
-/* -- arrays ----------------------------------------------------------------------------------- */
-
-typedef enum { FLAGS = 1, INTS = 8 } Items;
-
-/* The array behind an object, or false with an exception. `length` is what it must have, if any. */
-static bool take(PyObject *object, Py_buffer *view, const char *name, Items items, i64 length,
-                 bool is_written) {
-    int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (is_written ? PyBUF_WRITABLE : 0);
-    if (PyObject_GetBuffer(object, view, flags) < 0) return false;
-    const char *formats = items == INTS ? "lq" : "?B", *format = view->format ? view->format : "B";
-    bool is_known = strlen(format) == 1 && strchr(formats, format[0]) != NULL;
-    if (!is_known || view->itemsize != items || view->ndim != 1)
-        PyErr_Format(PyExc_TypeError, "%s: not a plain array of %s", name,
-                     items == INTS ? "64-bit integers" : "flags");
-    else if (view->shape[0] && (uintptr_t)view->buf % items)
-        PyErr_Format(PyExc_ValueError, "%s: not aligned", name);
-    else if (length >= 0 && view->shape[0] != length)
-        PyErr_Format(PyExc_ValueError, "%s: %zd entries, not %lld", name, view->shape[0],
-                     (long long)length);
-    else
-        return true;
-    PyBuffer_Release(view);
-    return false;
-}
-
-/* Several of them at once. */
-typedef struct {
-    const char *name;
-    Items items;
-    i64 length;
-    bool is_written;
-    bool is_optional; /* it may be None: then there is no array */
-} Column;
-
-static void release_all(Py_buffer *views, int count) {
-    for (int k = 0; k < count; k++)
-        if (views[k].obj) PyBuffer_Release(&views[k]);
-}
-
-static bool take_all(PyObject **objects, Py_buffer *views, const Column *columns, int count) {
-    memset(views, 0, (size_t)count * sizeof(Py_buffer));
-    for (int k = 0; k < count; k++) {
-        const Column *column = &columns[k];
-        if (column->is_optional && objects[k] == Py_None) continue;
-        if (take(objects[k], &views[k], column->name, column->items, column->length,
-                 column->is_written))
-            continue;
-        views[k].obj = NULL;
-        release_all(views, k);
-        return false;
-    }
-    return true;
-}
+/* -- orders ----------------------------------------------------------------------------------- */
 
 /* Whether it is a permutation; an exception if not. `place` is its inverse. */
 static bool invert(const i64 *order, i64 tasks, i64 *place) {
@@ -393,7 +340,76 @@ static PyObject *facts_compute_ns(FactsObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromLongLong(self->facts.compute_before[self->facts.step.tasks]);
 }
 
+/* -- hazards ---------------------------------------------------------------------------------- */
+
+/* Rows that have so many items each; false, with an exception, if those are not all there. */
+static bool rows_of(Rows *rows, const Py_buffer *counts, const Py_buffer *items, Arena *arena) {
+    i64 count = counts->shape[0];
+    const i64 *lengths = counts->buf;
+    rows->items = items->buf;
+    if (!add_up_to(lengths, count, items->shape[0])) {
+        PyErr_SetString(PyExc_ValueError, "counts: not those of the rows");
+        return false;
+    }
+    rows->begins = arena_ints(arena, count + 1);
+    if (!rows->begins) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (i64 k = 0; k < count; k++) rows->begins[k + 1] = rows->begins[k] + lengths[k];
+    return true;
+}
+
+static PyObject *core_hazards(PyObject *Py_UNUSED(module), PyObject *args) {
+    enum {
+        KIND_OF, AWAITED_BY, READ_COUNTS, WRITE_COUNTS, AFTER_COUNTS, READS, WRITES, AFTER, THERE,
+        FROM, TO, STRENGTH, BUFFER, WRITER, COLUMNS
+    };
+    PyObject *o[COLUMNS];
+    Py_buffer v[COLUMNS];
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOOO", &o[0], &o[1], &o[2], &o[3], &o[4], &o[5], &o[6],
+                          &o[7], &o[8], &o[9], &o[10], &o[11], &o[12], &o[13]))
+        return NULL;
+    Py_ssize_t tasks = PyObject_Length(o[KIND_OF]), buffers = PyObject_Length(o[THERE]);
+    Py_ssize_t room = PyObject_Length(o[FROM]);
+    if (tasks < 0 || buffers < 0 || room < 0) return NULL;
+    const Column columns[COLUMNS] = {
+        {"kinds", FLAGS, tasks, false, false},       {"awaited", INTS, tasks, false, false},
+        {"read_counts", INTS, tasks, false, false},  {"write_counts", INTS, tasks, false, false},
+        {"after_counts", INTS, tasks, false, false}, {"reads", INTS, -1, false, false},
+        {"writes", INTS, -1, false, false},          {"after", INTS, -1, false, false},
+        {"is_there", FLAGS, buffers, false, false},  {"src", INTS, room, true, false},
+        {"dst", INTS, room, true, false},            {"strength", INTS, room, true, false},
+        {"buffer", INTS, room, true, false},         {"writer", INTS, buffers, true, false}};
+    if (!take_all(o, v, columns, COLUMNS)) return NULL;
+    Arena arena = {0};
+    Touches given = {.tasks = tasks,
+                     .buffers = buffers,
+                     .kinds = v[KIND_OF].buf,
+                     .is_there = v[THERE].buf,
+                     .awaited = v[AWAITED_BY].buf};
+    Found found = {v[FROM].buf, v[TO].buf, v[STRENGTH].buf, v[BUFFER].buf, 0};
+    Derived outcome = REFUSED;
+    if (rows_of(&given.reads, &v[READ_COUNTS], &v[READS], &arena) &&
+        rows_of(&given.writes, &v[WRITE_COUNTS], &v[WRITES], &arena) &&
+        rows_of(&given.after, &v[AFTER_COUNTS], &v[AFTER], &arena)) {
+        if (most_edges(&given) > room)
+            PyErr_SetString(PyExc_ValueError, "src: too short");
+        else if (are_touches(&given))
+            outcome = derive_hazards(&given, &found, v[WRITER].buf);
+    }
+    arena_free(&arena);
+    release_all(v, COLUMNS);
+    if (PyErr_Occurred()) return NULL;
+    if (outcome == NO_ROOM) return PyErr_NoMemory();
+    return PyLong_FromLongLong(outcome == DERIVED ? found.count : -1);
+}
+
 /* -- the module ------------------------------------------------------------------------------- */
+
+static PyMethodDef module_methods[] = {
+    {"hazards", core_hazards, METH_VARARGS, "Why tasks come before others."},
+    {NULL, NULL, 0, NULL}};
 
 static PyMethodDef step_methods[] = {
     {"play", (PyCFunction)step_play, METH_VARARGS, "The simulator's players."},
@@ -460,7 +476,7 @@ static struct PyModuleDef module_def = {PyModuleDef_HEAD_INIT,
                                         "core",
                                         "The solver's hot loops.",
                                         sizeof(Module),
-                                        NULL,
+                                        module_methods,
                                         module_slots,
                                         module_traverse,
                                         module_clear,

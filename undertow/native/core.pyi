@@ -11,6 +11,26 @@ _Flags = NDArray[np.bool_] | bytes
 
 INTERFACE: int
 
+def hazards(
+    kinds: _Flags,
+    awaited: _Ints,
+    read_counts: _Ints,
+    write_counts: _Ints,
+    after_counts: _Ints,
+    reads: _Ints,
+    writes: _Ints,
+    after: _Ints,
+    is_there: _Flags,
+    src: _Ints,
+    dst: _Ints,
+    strength: _Ints,
+    buffer: _Ints,
+    writer: _Ints,
+    /,
+) -> int:
+    """Fills in the hazards between tasks that touch these buffers, and per buffer who wrote it
+    last, or -1; how many there are, or -1 for tasks that make no Program."""
+
 @final
 class Step:
     """A Program as arrays; ValueError for sums that could overflow."""

@@ -91,13 +91,13 @@ void heap_rebuild(Heap *heap) {
 
 /* -- a step ---------------------------------------------------------------------------------- */
 
-static bool are_within(const i64 *values, i64 count, i64 low, i64 high) {
+bool are_within(const i64 *values, i64 count, i64 low, i64 high) {
     for (i64 k = 0; k < count; k++)
         if (values[k] < low || values[k] >= high) return false;
     return true;
 }
 
-static bool add_up_to(const i64 *counts, i64 count, i64 total) {
+bool add_up_to(const i64 *counts, i64 count, i64 total) {
     i64 sum = 0;
     for (i64 k = 0; k < count; k++) {
         if (counts[k] < 0 || counts[k] > total - sum) return false;

@@ -43,6 +43,11 @@ typedef struct {
 /* Goes through a row: `for EACH(k, rows, row) use(rows.items[k]);` */
 #define EACH(k, rows, row) (i64 k = (rows).begins[row]; k < (rows).begins[(row) + 1]; k++)
 
+/* Whether all of them are `low` or more, and less than `high`. */
+bool are_within(const i64 *values, i64 count, i64 low, i64 high);
+/* Whether none is negative, and `total` is their sum. */
+bool add_up_to(const i64 *counts, i64 count, i64 total);
+
 /* A binary heap, the lowest (key, id) first. Ids differ, so its sequence is that of any heap. */
 typedef struct {
     i64 key, id;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from undertow.native import extension, fallbacks
@@ -37,6 +38,11 @@ def known_step(program: Program) -> Step | None:
     return program.__dict__.get(_KEPT_AS) or None
 
 
+def codes_of(kinds: Iterable[Kind]) -> bytes:
+    """Kinds as the core numbers them."""
+    return bytes(map(_CODES.__getitem__, kinds))
+
+
 def order_of(tasks: IntArray) -> Order:
     """The Order of an array that is not changed any more."""
     order = Order(tuple(tasks.tolist()))
@@ -52,7 +58,7 @@ def _step(program: Program) -> Step:
     number = {link: n for n, link in enumerate(dict.fromkeys(links))}
     made, given, given_counts = _by_starts(program)
     step: Step = extension.Step(
-        kinds=bytes(map(_CODES.__getitem__, program.kinds)),
+        kinds=codes_of(program.kinds),
         ns=array("q", [task.ns for task in tasks]),
         streams=array("q", [task.stream for task in tasks]),
         launches=array("q", [task.launches for task in tasks]),
