@@ -103,7 +103,9 @@ def test_careful_tasks_are_taken_at_once_and_races_are_not() -> None:
 @pytest.mark.parametrize("natively", [True, False])
 def test_what_makes_no_program_is_said_as_ever(natively: bool) -> None:
     twice = [Task("same", Kind.COMPUTE), Task("same", Kind.COMPUTE)]
-    assert "two tasks called 'same'" in str(outcome(empty_builder(0, 0), (twice, [()] * 2), natively))
+    assert "two tasks called 'same'" in str(
+        outcome(empty_builder(0, 0), (twice, [()] * 2), natively)
+    )
     builder = empty_builder(0, 0)
     builder.output("never", 8)
     assert "never written" in str(outcome(builder, ([], []), natively))

@@ -28,9 +28,10 @@ from undertow.program import (
     simulate,
 )
 from undertow.program import flat as flat_module
+from undertow.program import hazards, memory
 from undertow.program.flat import known_step, step_of
 from undertow.program.simulate import _Fluid, _sweep, _Times
-from undertow.schedule import contract
+from undertow.schedule import condense, contract
 from undertow.schedule.construct import Policy, construct, construct_within
 from undertow.schedule.delay import delayed_order
 from undertow.schedule.early_starts import Edges, _Raise, raise_as_needed
@@ -112,6 +113,57 @@ def test_heads_and_tails_are_the_same(rng: random.Random, size: int) -> None:
     shorter = retimed(program, tuple(tasks))
     expected = bounds._heads(shorter, ns), bounds._tails(shorter, ns)
     assert bounds._ends(shorter, ns, program) == expected
+
+
+@needs_core
+@settings(max_examples=300)
+@given(rngs, sizes)
+def test_runs_of_tasks_are_the_same(rng: random.Random, size: int) -> None:
+    program = any_program(rng, size)
+    tasks = [replace(task, launches=rng.randrange(2)) for task in program.tasks]
+    program = retimed(program, tuple(tasks))
+    peak = profile_memory(program).peak_nbytes
+    joining = condense._Joining(
+        {task for task in range(len(program)) if rng.random() < 0.1},
+        np.array([rng.randrange(peak + 1) for _ in program.tasks], dtype=np.int64),
+        rng.randrange(peak + 1),
+        rng.choice([0, 50, 10**9]),
+        rng.choice([0, 500, 10**9]),
+    )
+    step = step_of(program)
+    assert step is not None
+    found = condense._found_natively(step, joining)
+    assert found.tolist() == condense._Runs(program, joining).found()
+
+
+@needs_core
+@settings(max_examples=300)
+@given(rngs, sizes)
+def test_live_bytes_are_the_same(rng: random.Random, size: int) -> None:
+    program = any_program(rng, size)
+    order = random_order(rng, program)
+    expected = memory._profiled(program, order)
+    assert step_of(program) is not None
+    found = profile_memory(program, order)
+    assert found.during.tolist() == expected.during.tolist()
+    assert found.after.tolist() == expected.after.tolist()
+
+
+@needs_core
+@given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple)))
+def test_rows_are_listed_the_same(rows: list[tuple[int, ...]]) -> None:
+    found = hazards.listed(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hazards, "extension", None)
+        expected = hazards.listed(rows)
+    assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+
+
+@needs_core
+@pytest.mark.parametrize("rows", [[1], [(1.5,)], [(1 << 70,)], 5])
+def test_rows_of_something_else_are_refused(rows: object) -> None:
+    with pytest.raises((TypeError, OverflowError)):
+        hazards.listed(rows)  # type: ignore[arg-type]
 
 
 @needs_core

@@ -5,7 +5,7 @@
 
 #include "arrays.h"
 #include "facts.h"
-#include "hazards.h"
+#include "functions.h"
 #include "sweep.h"
 
 #define INTERFACE 3 /* what undertow/native/__init__.py asks for: to count up when it changes */
@@ -257,6 +257,42 @@ static PyObject *step_ends(StepObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *step_runs(StepObject *self, PyObject *args) {
+    enum { STAYS_ALONE, ROOM, RUN_OF, COLUMNS };
+    PyObject *o[COLUMNS];
+    Py_buffer views[COLUMNS];
+    long long little, short_ns, run_ns;
+    if (!PyArg_ParseTuple(args, "OOOLLL", &o[0], &o[1], &o[2], &little, &short_ns, &run_ns))
+        return NULL;
+    i64 tasks = self->step.tasks, runs = 0;
+    const Column columns[COLUMNS] = {{"stays_alone", FLAGS, tasks, false, false},
+                                     {"room", INTS, tasks, false, false},
+                                     {"run_of", INTS, tasks, true, false}};
+    if (!take_all(o, views, columns, COLUMNS)) return NULL;
+    Joining joining = {views[STAYS_ALONE].buf, views[ROOM].buf, little, short_ns, run_ns};
+    bool is_done = find_runs(&self->step, &joining, views[RUN_OF].buf, &runs);
+    release_all(views, COLUMNS);
+    return is_done ? PyLong_FromLongLong(runs) : PyErr_NoMemory();
+}
+
+static PyObject *step_memory(StepObject *self, PyObject *args) {
+    enum { ORDER, DURING, AFTERWARDS, COLUMNS };
+    PyObject *o[COLUMNS];
+    Py_buffer views[COLUMNS];
+    if (!PyArg_ParseTuple(args, "OOO", &o[0], &o[1], &o[2])) return NULL;
+    i64 tasks = self->step.tasks;
+    const Column columns[COLUMNS] = {{"order", INTS, tasks, false, false},
+                                     {"during", INTS, tasks, true, false},
+                                     {"after", INTS, tasks, true, false}};
+    if (!take_all(o, views, columns, COLUMNS)) return NULL;
+    bool is_legal = is_permutation(views[ORDER].buf, tasks);
+    bool is_done = is_legal && live_bytes(&self->step, views[ORDER].buf, views[DURING].buf,
+                                          views[AFTERWARDS].buf);
+    release_all(views, COLUMNS);
+    if (!is_done) return is_legal ? PyErr_NoMemory() : NULL;
+    Py_RETURN_NONE;
+}
+
 /* -- facts ------------------------------------------------------------------------------------ */
 
 static void facts_dealloc(FactsObject *self) {
@@ -340,75 +376,12 @@ static PyObject *facts_compute_ns(FactsObject *self, void *Py_UNUSED(closure)) {
     return PyLong_FromLongLong(self->facts.compute_before[self->facts.step.tasks]);
 }
 
-/* -- hazards ---------------------------------------------------------------------------------- */
-
-/* Rows that have so many items each; false, with an exception, if those are not all there. */
-static bool rows_of(Rows *rows, const Py_buffer *counts, const Py_buffer *items, Arena *arena) {
-    i64 count = counts->shape[0];
-    const i64 *lengths = counts->buf;
-    rows->items = items->buf;
-    if (!add_up_to(lengths, count, items->shape[0])) {
-        PyErr_SetString(PyExc_ValueError, "counts: not those of the rows");
-        return false;
-    }
-    rows->begins = arena_ints(arena, count + 1);
-    if (!rows->begins) {
-        PyErr_NoMemory();
-        return false;
-    }
-    for (i64 k = 0; k < count; k++) rows->begins[k + 1] = rows->begins[k] + lengths[k];
-    return true;
-}
-
-static PyObject *core_hazards(PyObject *Py_UNUSED(module), PyObject *args) {
-    enum {
-        KIND_OF, AWAITED_BY, READ_COUNTS, WRITE_COUNTS, AFTER_COUNTS, READS, WRITES, AFTER, THERE,
-        FROM, TO, STRENGTH, BUFFER, WRITER, COLUMNS
-    };
-    PyObject *o[COLUMNS];
-    Py_buffer v[COLUMNS];
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOOOOOO", &o[0], &o[1], &o[2], &o[3], &o[4], &o[5], &o[6],
-                          &o[7], &o[8], &o[9], &o[10], &o[11], &o[12], &o[13]))
-        return NULL;
-    Py_ssize_t tasks = PyObject_Length(o[KIND_OF]), buffers = PyObject_Length(o[THERE]);
-    Py_ssize_t room = PyObject_Length(o[FROM]);
-    if (tasks < 0 || buffers < 0 || room < 0) return NULL;
-    const Column columns[COLUMNS] = {
-        {"kinds", FLAGS, tasks, false, false},       {"awaited", INTS, tasks, false, false},
-        {"read_counts", INTS, tasks, false, false},  {"write_counts", INTS, tasks, false, false},
-        {"after_counts", INTS, tasks, false, false}, {"reads", INTS, -1, false, false},
-        {"writes", INTS, -1, false, false},          {"after", INTS, -1, false, false},
-        {"is_there", FLAGS, buffers, false, false},  {"src", INTS, room, true, false},
-        {"dst", INTS, room, true, false},            {"strength", INTS, room, true, false},
-        {"buffer", INTS, room, true, false},         {"writer", INTS, buffers, true, false}};
-    if (!take_all(o, v, columns, COLUMNS)) return NULL;
-    Arena arena = {0};
-    Touches given = {.tasks = tasks,
-                     .buffers = buffers,
-                     .kinds = v[KIND_OF].buf,
-                     .is_there = v[THERE].buf,
-                     .awaited = v[AWAITED_BY].buf};
-    Found found = {v[FROM].buf, v[TO].buf, v[STRENGTH].buf, v[BUFFER].buf, 0};
-    Derived outcome = REFUSED;
-    if (rows_of(&given.reads, &v[READ_COUNTS], &v[READS], &arena) &&
-        rows_of(&given.writes, &v[WRITE_COUNTS], &v[WRITES], &arena) &&
-        rows_of(&given.after, &v[AFTER_COUNTS], &v[AFTER], &arena)) {
-        if (most_edges(&given) > room)
-            PyErr_SetString(PyExc_ValueError, "src: too short");
-        else if (are_touches(&given))
-            outcome = derive_hazards(&given, &found, v[WRITER].buf);
-    }
-    arena_free(&arena);
-    release_all(v, COLUMNS);
-    if (PyErr_Occurred()) return NULL;
-    if (outcome == NO_ROOM) return PyErr_NoMemory();
-    return PyLong_FromLongLong(outcome == DERIVED ? found.count : -1);
-}
-
 /* -- the module ------------------------------------------------------------------------------- */
 
 static PyMethodDef module_methods[] = {
-    {"hazards", core_hazards, METH_VARARGS, "Why tasks come before others."},
+    {"rows_counted", rows_counted, METH_VARARGS, "The lengths of rows, and their sum."},
+    {"rows_listed", rows_listed, METH_VARARGS, "All that is in rows."},
+    {"hazards", hazards, METH_VARARGS, "Why tasks come before others."},
     {NULL, NULL, 0, NULL}};
 
 static PyMethodDef step_methods[] = {
@@ -417,6 +390,8 @@ static PyMethodDef step_methods[] = {
      "One pass that moves starts up or waits down."},
     {"contracted", (PyCFunction)step_contracted, METH_VARARGS, "Groups of tasks as one."},
     {"ends", (PyCFunction)step_ends, METH_VARARGS, "Heads and tails."},
+    {"runs", (PyCFunction)step_runs, METH_VARARGS, "Tasks that stay together."},
+    {"memory", (PyCFunction)step_memory, METH_VARARGS, "Live bytes over an order."},
     {"facts", (PyCFunction)(void (*)(void))step_facts,
      METH_METHOD | METH_FASTCALL | METH_KEYWORDS, "What constructions need to know."},
     {"__reduce__", (PyCFunction)step_reduce, METH_NOARGS, "None, where it is copied."},

@@ -1,6 +1,7 @@
 """The extension module that core.c makes. Arrays are one-dimensional, of int64 or of flags."""
 
 from array import array
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -10,6 +11,14 @@ _Ints = NDArray[np.int64] | array[int]
 _Flags = NDArray[np.bool_] | bytes
 
 INTERFACE: int
+
+_Rows = Sequence[Sequence[int]]
+
+def rows_counted(rows: _Rows, counts: _Ints, /) -> int:
+    """Fills in the lengths of rows, lists or tuples all of them; their sum."""
+
+def rows_listed(rows: _Rows, items: _Ints, /) -> None:
+    """Fills in all that is in rows, row after row."""
 
 def hazards(
     kinds: _Flags,
@@ -89,6 +98,21 @@ class Step:
         /,
     ) -> None:
         """Fills in heads and tails, for these times; ValueError for sums that could overflow."""
+
+    def runs(
+        self,
+        stays_alone: _Flags,
+        room: _Ints,
+        run_of: _Ints,
+        little: int,
+        short_ns: int,
+        run_ns: int,
+        /,
+    ) -> int:
+        """Fills in the run that each task is in; how many there are."""
+
+    def memory(self, order: _Ints, during: _Ints, after: _Ints, /) -> None:
+        """Fills in the bytes that are live at each place of an order, and after it."""
 
     def facts(self, order: _Ints, cheap_share: int, cheap_ns: int, /) -> Facts: ...
     def sweep(

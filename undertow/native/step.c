@@ -402,32 +402,32 @@ Played play(const Step *step, const i64 *order, Times times, i64 *total) {
     return PLAYED;
 }
 
-bool live_bytes(const Step *step, i64 *live) {
+bool live_bytes(const Step *step, const i64 *order, i64 *during, i64 *after) {
     Arena arena = {0};
-    i64 *left = arena_ints(&arena, step->buffers);
+    i64 *left = arena_ints(&arena, step->buffers), now = 0, unused = 0;
     u8 *is_alive = arena_flags(&arena, step->buffers);
-    if (!arena.failed) {
-        i64 now = 0;
-        for (i64 buffer = 0; buffer < step->buffers; buffer++) {
-            left[buffer] = step->uses[buffer];
-            is_alive[buffer] = step->is_there[buffer];
-            if (is_alive[buffer]) now += step->nbytes[buffer];
-        }
-        for (i64 task = 0; task < step->tasks; task++) {
-            i64 freed = 0;
-            for (i64 k = step->touches.begins[task]; k < step->touches.begins[task + 1]; k++) {
-                i64 buffer = step->touches.items[k];
-                if (!is_alive[buffer]) {
-                    is_alive[buffer] = 1;
-                    now += step->nbytes[buffer];
-                }
-                if (!--left[buffer] && !step->stays[buffer]) freed += step->nbytes[buffer];
-            }
-            live[task] = now;
-            now -= freed;
-        }
-    }
     bool is_done = !arena.failed;
+    for (i64 buffer = 0; is_done && buffer < step->buffers; buffer++) {
+        left[buffer] = step->uses[buffer];
+        is_alive[buffer] = step->is_there[buffer];
+        if (is_alive[buffer]) now += step->nbytes[buffer];
+        bool ends_unused = is_alive[buffer] && !left[buffer] && !step->stays[buffer];
+        if (ends_unused) unused += step->nbytes[buffer];
+    }
+    for (i64 at = 0; is_done && at < step->tasks; at++) {
+        i64 freed = at == step->tasks - 1 ? unused : 0;
+        for EACH(k, step->touches, order ? order[at] : at) {
+            i64 buffer = step->touches.items[k];
+            if (!is_alive[buffer]) {
+                is_alive[buffer] = 1;
+                now += step->nbytes[buffer];
+            }
+            if (!--left[buffer] && !step->stays[buffer]) freed += step->nbytes[buffer];
+        }
+        during[at] = now;
+        now -= freed;
+        if (after) after[at] = now;
+    }
     arena_free(&arena);
     return is_done;
 }

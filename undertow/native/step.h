@@ -121,6 +121,15 @@ Played play_contended(const Step *step, const i64 *order, Times times, i64 *tota
  * placed, and how many these are. Of a leader `leader` says itself. */
 bool contract(const Step *step, const i64 *leader, i64 *order, i64 *placed);
 
+/* Which tasks may become one with others before them: undertow.schedule.condense. */
+typedef struct {
+    const u8 *stays_alone; /* per task */
+    const i64 *room;       /* per task: the bytes that could be more there, up to the peak */
+    i64 little, short_ns, run_ns;
+} Joining;
+/* Per task the run that it is in, and how many there are. */
+bool find_runs(const Step *step, const Joining *joining, i64 *run_of, i64 *runs);
+
 /* Before when no task can begin, or its place be reached, in any order; and what must follow once a
  * task has ended, or its place was reached. Times are those that are given. */
 bool find_heads(const Step *step, const i64 *ns, const i64 *launches, i64 *begin, i64 *ready);
@@ -128,7 +137,8 @@ void find_tails(const Step *step, const i64 *ns, i64 *after_end, i64 *after_read
 /* Whether such times are no more than a step may have. */
 bool are_times(const Step *step, const i64 *ns, const i64 *launches);
 
-/* Live bytes while each task runs, in the order that the step is in. */
-bool live_bytes(const Step *step, i64 *live);
+/* Live bytes at each place of an order (NULL: that which the step is in), while the task there runs
+ * and, if that is asked for, after it. */
+bool live_bytes(const Step *step, const i64 *order, i64 *during, i64 *after);
 
 #endif

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from undertow.native import extension
 from undertow.program.record import with_plain_members
 
 IntArray = NDArray[np.int64]
@@ -78,6 +79,11 @@ class Edges:
 
 def listed(rows: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
     """The lengths of rows, and all that is in them, row after row."""
+    if extension is not None:
+        counts = np.empty(len(rows), dtype=np.int64)
+        flat = np.empty(extension.rows_counted(rows, counts), dtype=np.int64)
+        extension.rows_listed(rows, flat)
+        return counts, flat
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
     return counts, np.fromiter(chain.from_iterable(rows), np.int64, int(counts.sum()))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from undertow.errors import OrderError
+from undertow.program.flat import known_step
 from undertow.program.model import IntArray, Order, Program
 
 
@@ -62,6 +63,16 @@ def liveness(program: Program, order: Order) -> Liveness:
 def profile_memory(program: Program, order: Order | None = None) -> MemoryProfile:
     """Live bytes over an order (default: as captured)."""
     order = order or Order.captured(program)
+    step = known_step(program)
+    if step is not None:
+        _check_length(program, order)
+        during, left = np.empty((2, len(program)), dtype=np.int64)
+        step.memory(order.array, during, left)
+        return MemoryProfile(during, left)
+    return _profiled(program, order)
+
+
+def _profiled(program: Program, order: Order) -> MemoryProfile:
     live = liveness(program, order)
     nbytes = program.arrays.nbytes
     alive = live.first <= live.last

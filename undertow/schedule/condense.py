@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,10 +23,15 @@ from undertow.program import (
     liveness,
     profile_memory,
 )
+from undertow.program.flat import known_step
+from undertow.program.hazards import as_rows
 from undertow.program.model import COMPUTE, START, VIEW, WAIT, IntArray, Work
 from undertow.schedule.bucket_copies import CASTS
 from undertow.schedule.buckets import Merged, Reprice, merge
 from undertow.schedule.contract import contracted
+
+if TYPE_CHECKING:
+    from undertow.native.core import Step
 
 _LITTLE_SHARE = 100  # of the captured peak: what a run may count too much
 _SHORT_SHARE = 500_000  # of all compute: what takes less need not be told apart
@@ -71,35 +77,72 @@ class Condensed:
 
 def condense(program: Program) -> Condensed:
     """The Program with every run of tasks that stay together as one task."""
-    run_of, runs = _Runs(program).found()
+    run_of = _runs_of(program)
+    runs = as_rows(np.argsort(run_of, kind="stable"), np.bincount(run_of))
     tasks, buffers = _Tasks(program, run_of).made(runs)
     made = contracted(program, run_of, tasks, buffers)
-    return Condensed(made, program, tuple(map(tuple, runs)))
+    return Condensed(made, program, runs)
+
+
+def _runs_of(program: Program) -> IntArray:
+    """Per task the run that it is in. The runs one after another are a legal order: a view joins
+    the last of what it needs, a covered or short task the compute right before it, which it
+    needs."""
+    joining, step = _Joining.of(program), known_step(program)
+    if step is None:
+        return np.array(_Runs(program, joining).found(), dtype=np.int64)
+    return _found_natively(step, joining)
+
+
+def _found_natively(step: Step, joining: _Joining) -> IntArray:
+    run_of = np.empty(len(joining.room), dtype=np.int64)
+    stays_alone = np.zeros(len(joining.room), dtype=bool)
+    stays_alone[list(joining.to_fold)] = True
+    limits = joining.little, joining.short_ns, joining.run_ns
+    step.runs(stays_alone, joining.room, run_of, *limits)
+    return run_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """When a task may join others."""
+
+    to_fold: set[int]  # casts that stay alone
+    room: IntArray  # per task: the bytes that could be more there, up to the peak
+    little: int  # what a run may count too much
+    short_ns: int  # what takes no longer need not be told apart
+    run_ns: int  # what kernels of one run take at most
+
+    @staticmethod
+    def of(program: Program) -> _Joining:
+        memory = profile_memory(program)
+        peak = memory.peak_nbytes
+        compute_ns = sum([task.ns for task in program.tasks if task.kind is COMPUTE])
+        return _Joining(
+            _casts_to_fold(program),
+            peak - memory.during,
+            peak // _LITTLE_SHARE,
+            compute_ns // _SHORT_SHARE,
+            compute_ns // _RUN_SHARE,
+        )
 
 
 class _Runs:
-    """Finds the runs, which one after another are a legal order: a view joins the last of what it
-    needs, a covered or short task the compute right before it, which it needs."""
+    """Finds the runs."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
-        self._runs: list[list[int]] = []
+    def __init__(self, program: Program, joining: _Joining) -> None:
+        self._program, self._joining = program, joining
+        self._heads: list[int] = []  # per run, its first task
         self._to_count: list[int] = []  # tasks of the last run that `_freed` does not count yet
         self._freed = 0  # by the tasks of the last run, of what others made
         self._taken_ns = 0  # by the tasks of the last run
         self._last_use: list[int] = liveness(program, Order.captured(program)).last.tolist()
         self._touches, self._first_toucher = program.touches, program.first_toucher
-        memory = profile_memory(program)
-        self._room: list[int] = (memory.peak_nbytes - memory.during).tolist()  # per task
-        self._little = memory.peak_nbytes // _LITTLE_SHARE
-        compute_ns = sum([task.ns for task in program.tasks if task.kind is COMPUTE])
-        self._to_fold = _casts_to_fold(program)
-        self._short_ns, self._run_ns = compute_ns // _SHORT_SHARE, compute_ns // _RUN_SHARE
 
-    def found(self) -> tuple[list[int], list[list[int]]]:
-        """Per task the run that it is in, and the runs."""
+    def found(self) -> list[int]:
+        """Per task the run that it is in."""
         run_of: list[int] = []
-        program, runs, to_fold = self._program, self._runs, self._to_fold
+        program, heads, to_fold = self._program, self._heads, self._joining.to_fold
         sources, tasks, kinds = program.predecessors, program.tasks, program.kinds
         may_be_joined: list[bool] = []  # per run
         for index, kind in enumerate(kinds):
@@ -108,24 +151,22 @@ class _Runs:
                 if run_of[source] > into:
                     into = run_of[source]
             if kind is VIEW:
-                if into >= 0 and kinds[wait := runs[into][0]] is WAIT:
+                if into >= 0 and kinds[wait := heads[into]] is WAIT:
                     into = into if self._is_free(index, wait) else -1
-            elif kind is not COMPUTE or into < len(runs) - 1 or not self._goes_on(index):
+            elif kind is not COMPUTE or into < len(heads) - 1 or not self._goes_on(index):
                 into = -1
             if into < 0 or not may_be_joined[into]:
-                into = len(runs)
-                runs.append([index])
+                into = len(heads)
+                heads.append(index)
                 # Buckets look at what surrounds a start: that stays as it is.
                 may_be_joined.append(kind is not START and index not in to_fold)
                 self._freed = self._taken_ns = 0
                 self._to_count.clear()
-            else:
-                runs[into].append(index)
             run_of.append(into)
             if kind is COMPUTE:  # in the last run
                 self._taken_ns += tasks[index].ns
                 self._to_count.append(index)
-        return run_of, runs
+        return run_of
 
     def _is_free(self, view: int, wait: int) -> bool:
         """Whether a view may join the run of a wait: it touches no more than the wait does."""
@@ -135,19 +176,20 @@ class _Runs:
         """Whether a task is part of the kernel before it, or takes so little after what it needs
         that nothing would begin between them. All that a run reads counts as there until it ends:
         that must be little, and not show in the captured order's peak."""
-        if not self._runs or index in self._to_fold:
+        joining = self._joining
+        if not self._heads or index in joining.to_fold:
             return False
         task, kinds = self._program.tasks[index], self._program.kinds
-        is_short = task.ns <= self._short_ns and not task.launches
-        if not is_short and self._taken_ns + task.ns > self._run_ns:
+        is_short = task.ns <= joining.short_ns and not task.launches
+        if not is_short and self._taken_ns + task.ns > joining.run_ns:
             return False
-        head = self._runs[-1][0]
+        head = self._heads[-1]
         if kinds[head] is not COMPUTE:
             return False
         for member in self._to_count:
             self._freed += self._frees(member, head)
         self._to_count.clear()
-        return self._freed <= self._little and self._freed <= self._room[index]
+        return self._freed <= joining.little and self._freed <= joining.room[index]
 
     def _frees(self, index: int, head: int) -> int:
         """The bytes that end with this task, of what was there before its run."""
@@ -176,11 +218,12 @@ def _is_cast(task: Task) -> bool:
 class _Tasks:
     """What runs are as one task, and the buffers that they share with others."""
 
-    def __init__(self, program: Program, run_of: Sequence[int]) -> None:
-        self._program, self._run_of = program, run_of
+    def __init__(self, program: Program, run_of: IntArray) -> None:
+        self._program = program
+        self._run_of: list[int] = run_of.tolist()
         self._buffers = list(program.buffers)
         arrays = program.arrays
-        owner = np.repeat(np.asarray(run_of, dtype=np.int64), arrays.touch_counts)
+        owner = np.repeat(run_of, arrays.touch_counts)
         first = np.full(len(program.buffers), len(program), dtype=np.int64)
         last = np.full(len(program.buffers), -1, dtype=np.int64)
         np.minimum.at(first, arrays.touched, owner)

@@ -15,7 +15,7 @@ import numpy as np
 
 from undertow.program import Buffer, Program, Task
 from undertow.program.flat import step_of
-from undertow.program.model import Edges, made_of_edges
+from undertow.program.model import Edges, IntArray, made_of_edges
 
 if TYPE_CHECKING:
     from undertow.native.core import Step
@@ -71,7 +71,7 @@ def _ordered(program: Program, leader: Sequence[int], members: dict[int, list[in
 
 def contracted(
     program: Program,
-    now_at: Sequence[int],
+    now_at: Sequence[int] | IntArray,
     tasks: tuple[Task, ...],
     buffers: tuple[Buffer, ...] | None = None,
 ) -> Program:
