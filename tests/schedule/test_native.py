@@ -22,13 +22,14 @@ from undertow.program import (
     Order,
     Program,
     bounds,
+    hazards,
+    memory,
     parse_program,
     profile_memory,
     retimed,
     simulate,
 )
 from undertow.program import flat as flat_module
-from undertow.program import hazards, memory
 from undertow.program.flat import known_step, step_of
 from undertow.program.simulate import _Fluid, _sweep, _Times
 from undertow.schedule import condense, contract
