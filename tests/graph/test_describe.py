@@ -46,6 +46,19 @@ def test_other_strides_sizes_dtypes_and_arguments_are_described_anew():
     assert [descriptions.of(node) for node in nodes] == [describe(node) for node in nodes]
 
 
+def test_numbers_that_are_equal_and_of_other_types_are_not_mistaken_for_each_other() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.cat([(x * number).relu().reshape(-1) for number in (1, 1.0, True, 1)])
+
+    nodes = calls(function, torch.ones(8, dtype=torch.bool))
+    descriptions = Descriptions(Values())
+    found = [descriptions.of(node) for node in nodes]
+    assert found == [describe(node) for node in nodes]
+    whole, real, flag, again = [work for work in found if work.op == "aten.mul"]
+    assert whole is again
+    assert len({work.nbytes_written for work in (whole, real, flag)}) == 3
+
+
 def test_what_writes_to_its_arguments_is_described_on_its_own():
     def function(x: Tensor) -> Tensor:
         return x.clone().add_(1).mul_(2)

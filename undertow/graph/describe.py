@@ -115,25 +115,34 @@ def op_class(target: Any) -> OpClass:
     return OpClass.OTHER
 
 
+class Alike:
+    """What compute nodes have in common that call one operator on the same shapes, strides, dtypes
+    and other arguments: layers repeat."""
+
+    __slots__ = ("result", "work")
+
+    def __init__(self, result: object) -> None:
+        self.result = result  # the look of their values, which follows from the rest
+        self.work: Work | None = None  # if it was asked for
+
+
 class Descriptions:
-    """Descriptions of a graph's compute nodes. Layers repeat: nodes that call one operator on the
-    same shapes, strides and dtypes share one."""
+    """Descriptions of a graph's compute nodes; those that are alike share one."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self._known: dict[object, Work] = {}
+        self._alike: dict[object, Alike] = {}
         self._writes: dict[int, bool] = {}  # whether a target of the graph writes to its arguments
 
     def of(self, node: fx.Node) -> Work:
-        look = self.look(node)
-        if look is None:
+        alike = self.look(node)
+        if alike is None:
             return describe(node)
-        known = self._known.get(look)
-        if known is None:
-            known = self._known[look] = describe(node)
-        return known
+        if alike.work is None:
+            alike.work = describe(node)
+        return alike.work
 
-    def look(self, node: fx.Node) -> object:
+    def look(self, node: fx.Node) -> Alike | None:
         """What nodes with the same description have in common; None where that is not known."""
         target = node.target
         writes = self._writes.get(id(target))
@@ -141,11 +150,17 @@ class Descriptions:
             writes = self._writes[id(target)] = bool(written_parameters(target))
         if writes:
             return None  # what it costs depends on what it returns of what it writes to
-        result, args = self._values.look(node), self._looks(node.args)
+        args = self._looks(node.args)
         kwargs = self._looks(tuple(node.kwargs.items())) if node.kwargs else ()
-        if result is None or args is None or kwargs is None:
+        if args is None or kwargs is None:
             return None
-        return id(target), result, args, kwargs  # to hash an operator itself takes longer
+        key = id(target), args, kwargs  # to hash an operator itself takes longer
+        alike = self._alike.get(key)
+        if alike is not None:
+            self._values.know_look(node, alike.result)
+        elif (result := self._values.look(node)) is not None:
+            alike = self._alike[key] = Alike(result)
+        return alike
 
     def _looks(self, given: tuple[Any, ...] | list[Any]) -> tuple[object, ...] | None:
         found: list[object] = []
@@ -156,8 +171,9 @@ class Descriptions:
                 look = look_of(value)
                 if look is None:
                     return None
-            elif type(value) in _PLAIN:
-                pass
+            elif (kind := type(value)) in _PLAIN:
+                if kind in _MISTAKEN:
+                    look = kind, value
             elif isinstance(value, _SEQUENCES):
                 look = self._looks(value)
                 if look is None:
@@ -171,6 +187,8 @@ class Descriptions:
 _SEQUENCES = (list, tuple)
 _TORCH_PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = frozenset({int, float, bool, str, type(None), *_TORCH_PLAIN})
+_MISTAKEN = frozenset({float, bool})
+"""Whose values equal whole numbers, with which an operator may give another dtype."""
 
 
 def describe(node: fx.Node) -> Work:
