@@ -152,12 +152,14 @@ def test_live_bytes_are_the_same(rng: random.Random, size: int) -> None:
 
 @needs_core
 @given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1)).map(tuple)))
-def test_rows_are_listed_the_same(rows: list[tuple[int, ...]]) -> None:
-    found = hazards.listed(rows)
+def test_rows_are_listed_and_made_the_same(rows: list[tuple[int, ...]]) -> None:
+    counts, items = hazards.listed(rows)
+    assert hazards.as_rows(items, counts) == tuple(rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hazards, "extension", None)
         expected = hazards.listed(rows)
-    assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+        assert hazards.as_rows(items, counts) == tuple(rows)
+    assert [counts.tolist(), items.tolist()] == [part.tolist() for part in expected]
 
 
 @needs_core

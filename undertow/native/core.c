@@ -381,6 +381,7 @@ static PyObject *facts_compute_ns(FactsObject *self, void *Py_UNUSED(closure)) {
 static PyMethodDef module_methods[] = {
     {"rows_counted", rows_counted, METH_VARARGS, "The lengths of rows, and their sum."},
     {"rows_listed", rows_listed, METH_VARARGS, "All that is in rows."},
+    {"rows_made", rows_made, METH_VARARGS, "Values in rows."},
     {"hazards", hazards, METH_VARARGS, "Why tasks come before others."},
     {NULL, NULL, 0, NULL}};
 

@@ -20,6 +20,9 @@ def rows_counted(rows: _Rows, counts: _Ints, /) -> int:
 def rows_listed(rows: _Rows, items: _Ints, /) -> None:
     """Fills in all that is in rows, row after row."""
 
+def rows_made(values: _Ints, counts: _Ints, /) -> tuple[tuple[int, ...], ...]:
+    """The values in rows of so many each."""
+
 def hazards(
     kinds: _Flags,
     awaited: _Ints,

@@ -66,6 +66,44 @@ PyObject *rows_listed(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *made_row(const i64 *values, i64 count) {
+    PyObject *row = PyTuple_New(count);
+    for (i64 k = 0; row && k < count; k++) {
+        PyObject *value = PyLong_FromLongLong(values[k]);
+        if (!value)
+            Py_CLEAR(row);
+        else
+            PyTuple_SET_ITEM(row, k, value);
+    }
+    return row;
+}
+
+PyObject *rows_made(PyObject *Py_UNUSED(module), PyObject *args) {
+    enum { VALUES, COUNTS, COLUMNS };
+    PyObject *o[COLUMNS], *rows = NULL;
+    Py_buffer views[COLUMNS];
+    if (!PyArg_ParseTuple(args, "OO", &o[0], &o[1])) return NULL;
+    const Column columns[COLUMNS] = {{"values", INTS, -1, false, false},
+                                     {"counts", INTS, -1, false, false}};
+    if (!take_all(o, views, columns, COLUMNS)) return NULL;
+    const i64 *values = views[VALUES].buf, *counts = views[COUNTS].buf;
+    i64 count = views[COUNTS].shape[0];
+    if (!add_up_to(counts, count, views[VALUES].shape[0]))
+        PyErr_SetString(PyExc_ValueError, "counts: not those of the rows");
+    else
+        rows = PyTuple_New(count);
+    for (i64 k = 0; rows && k < count; k++) {
+        PyObject *row = made_row(values, counts[k]);
+        if (!row)
+            Py_CLEAR(rows);
+        else
+            PyTuple_SET_ITEM(rows, k, row);
+        values += counts[k];
+    }
+    release_all(views, COLUMNS);
+    return rows;
+}
+
 /* -- hazards ---------------------------------------------------------------------------------- */
 
 /* Rows that have so many items each; false, with an exception, if those are not all there. */

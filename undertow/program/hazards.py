@@ -90,6 +90,9 @@ def listed(rows: Sequence[tuple[int, ...]]) -> tuple[IntArray, IntArray]:
 
 def as_rows(values: IntArray, counts: IntArray) -> tuple[tuple[int, ...], ...]:
     """`values` in rows of so many each."""
+    if extension is not None:
+        rows: tuple[tuple[int, ...], ...] = extension.rows_made(values, counts)
+        return rows
     flat = tuple(values.tolist())
     ends = np.cumsum(counts).tolist()
     return tuple([flat[a:b] for a, b in zip([0, *ends], ends, strict=False)])
