@@ -98,10 +98,10 @@ def test_groups_of_other_backends_are_left_alone() -> None:
     assert module.graph.python_code("self").src == before
 
 
-def of_sizes(sizes: list[int]) -> list[Any]:
+def of_sizes(sizes: list[int], key: str = "k") -> list[Any]:
     values = [torch.empty(size, device="meta") for size in sizes]
     return [
-        SimpleNamespace(value=SimpleNamespace(meta={"val": value}), key=lambda: "k")
+        SimpleNamespace(value=SimpleNamespace(meta={"val": value}), key=lambda: key)
         for value in values
     ]
 
@@ -112,6 +112,16 @@ def test_a_full_bucket_is_not_kept_back_by_a_tiny_gradient_that_comes_after_it()
     head, norm, matrix = of_sizes([1 << 21, 448, 1 << 19])
     assert _by_size([head, norm, matrix], 8) == [[head], [norm, matrix]]
     assert _by_size([matrix, head, norm], 8) == [[matrix], [head, norm]]  # no bucket of its own
+
+
+def test_buckets_of_one_group_do_not_depend_on_what_is_reduced_in_another() -> None:
+    """Its other ranks may have larger parts of what they share with others again."""
+    ours = of_sizes([1 << 19, 1 << 16, 1 << 18], "tp")
+    small, large = of_sizes([1 << 16] * 9, "dp"), of_sizes([1 << 19] * 9, "dp")
+    for others in (small, large):
+        mixed = [one for pair in zip(others[:3], ours, strict=True) for one in pair] + others[3:]
+        buckets = _by_size(mixed, 8)
+        assert [b for b in buckets if b[0].key() == "tp"] == _by_size(ours, 8)
 
 
 @given(st.lists(st.sampled_from([320, 1 << 12, 1 << 18, 1 << 20, 1 << 22]), max_size=40))

@@ -95,25 +95,33 @@ def _uses(gradient: Gradient) -> list[fx.Node]:
 
 
 def _by_size(gradients: Sequence[Gradient], count: int) -> list[list[Gradient]]:
-    """In graph order, in about so many buckets of like size; the last ones are smaller and smaller,
-    since there is little left to hide them behind."""
-    left = sum(_nbytes(gradient) for gradient in gradients)
-    most = min(left // count, _MOST_NBYTES)
-    buckets: dict[Any, list[list[Gradient]]] = {}  # by what gradients must share
+    """Those of each group, dtype and divisor in graph order, in about so many buckets of like size;
+    the last ones are smaller and smaller, since there is little left to hide them behind."""
+    alike: dict[Any, list[Gradient]] = {}
     for gradient in gradients:
-        cap = max(min(most, left // _OF_THE_REST), _LEAST_NBYTES)
-        mine = buckets.setdefault(gradient.key(), [])
-        held, more = sum(map(_nbytes, mine[-1])) if mine else 0, _nbytes(gradient)
+        alike.setdefault(gradient.key(), []).append(gradient)
+    # Each kind by itself: the ranks of one group may differ in what they reduce in another.
+    return [bucket for kind in alike.values() for bucket in _cut(kind, count)]
+
+
+def _cut(gradients: Sequence[Gradient], count: int) -> list[list[Gradient]]:
+    left = sum(map(_nbytes, gradients))
+    most = min(left // count, _MOST_NBYTES)
+    buckets: list[list[Gradient]] = [[]]
+    held = 0  # by the last one
+    for gradient in gradients:
+        cap, more = max(min(most, left // _OF_THE_REST), _LEAST_NBYTES), _nbytes(gradient)
         # A full one is not kept back by what comes later, however little that is.
         is_full = held >= cap or (held + more > cap and min(held, more) * _TINY_SHARE >= cap)
-        if not mine or is_full:
-            mine.append([])
-        mine[-1].append(gradient)
+        if is_full:
+            buckets.append([])
+            held = 0
+        buckets[-1].append(gradient)
+        held += more
         left -= more
-    for mine in buckets.values():  # nothing follows that the last tiny ones could go with
-        if len(mine) > 1 and sum(map(_nbytes, mine[-1])) * _TINY_SHARE < _LEAST_NBYTES:
-            mine[-2:] = [mine[-2] + mine[-1]]
-    return [bucket for mine in buckets.values() for bucket in mine]
+    if len(buckets) > 1 and held * _TINY_SHARE < _LEAST_NBYTES:
+        buckets[-2:] = [buckets[-2] + buckets[-1]]  # nothing follows that it could go with
+    return buckets
 
 
 def _nbytes(gradient: Gradient) -> int:
