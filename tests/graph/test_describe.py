@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from undertow.graph.describe import Descriptions, describe
@@ -57,6 +58,46 @@ def test_numbers_that_are_equal_and_of_other_types_are_not_mistaken_for_each_oth
     whole, real, flag, again = [work for work in found if work.op == "aten.mul"]
     assert whole is again
     assert len({work.nbytes_written for work in (whole, real, flag)}) == 3
+
+
+def test_numbers_that_nodes_give_out_are_not_mistaken_for_each_other_either() -> None:
+    graph = fx.Graph()
+    flags = graph.placeholder("flags")
+    flags.meta["val"] = torch.ones(8, dtype=torch.bool)
+    for place, number in enumerate((1, 1.0, True)):
+        given = graph.placeholder(f"number{place}")
+        given.meta["val"] = number
+        product = graph.call_function(torch.ops.aten.mul.Tensor, (flags, given))
+        product.meta["val"] = flags.meta["val"] * number
+    descriptions = Descriptions(Values())
+    products = graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    found = [descriptions.of(node) for node in products]
+    assert found == [describe(node) for node in products]
+    assert len({work.nbytes_written for work in found}) == 3
+
+
+def test_what_values_decide_on_is_described_on_its_own() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x.nonzero().double(), y.nonzero().double()
+
+    nodes = calls(function, torch.tensor([1, 0, 1]), torch.tensor([1, 1, 1]), mode="real")
+    descriptions = Descriptions(Values())
+    assert [descriptions.of(node) for node in nodes] == [describe(node) for node in nodes]
+
+
+def test_devices_are_not_mistaken_for_each_other() -> None:
+    """Statistics of a norm in bfloat16 are bfloat16 on one and float32 on another."""
+    with FakeTensorMode():
+        inputs = [torch.empty(4, 8, dtype=torch.bfloat16, device=d) for d in ("cpu", "cuda")]
+
+        def function(*given: Tensor) -> list[Tensor]:
+            norm = torch.ops.aten.native_layer_norm.default
+            return [part for x in given for part in norm(x, [8], None, None, 1e-5)]
+
+        graph = make_fx(function)(*inputs).graph
+    norms = graph.find_nodes(op="call_function", target=torch.ops.aten.native_layer_norm.default)
+    descriptions = Descriptions(Values())
+    assert [descriptions.of(node) for node in norms] == [describe(node) for node in norms]
 
 
 def test_what_writes_to_its_arguments_is_described_on_its_own():

@@ -115,8 +115,8 @@ def op_class(target: Any) -> OpClass:
     return OpClass.OTHER
 
 
-class Alike:
-    """What compute nodes have in common that call one operator on the same shapes, strides, dtypes
+class _Alike:
+    """What nodes have in common that call one operator on the same shapes, strides, dtypes, devices
     and other arguments: layers repeat."""
 
     __slots__ = ("result", "work")
@@ -131,8 +131,8 @@ class Descriptions:
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self._alike: dict[object, Alike] = {}
-        self._writes: dict[int, bool] = {}  # whether a target of the graph writes to its arguments
+        self._alike: dict[object, _Alike] = {}
+        self._is_its_own: dict[int, bool] = {}  # by target: the same arguments do not say all
 
     def of(self, node: fx.Node) -> Work:
         alike = self.look(node)
@@ -142,14 +142,14 @@ class Descriptions:
             alike.work = describe(node)
         return alike.work
 
-    def look(self, node: fx.Node) -> Alike | None:
+    def look(self, node: fx.Node) -> _Alike | None:
         """What nodes with the same description have in common; None where that is not known."""
         target = node.target
-        writes = self._writes.get(id(target))
-        if writes is None:
-            writes = self._writes[id(target)] = bool(written_parameters(target))
-        if writes:
-            return None  # what it costs depends on what it returns of what it writes to
+        is_its_own = self._is_its_own.get(id(target))
+        if is_its_own is None:
+            is_its_own = self._is_its_own[id(target)] = _is_its_own(target)
+        if is_its_own:
+            return None
         args = self._looks(node.args)
         kwargs = self._looks(tuple(node.kwargs.items())) if node.kwargs else ()
         if args is None or kwargs is None:
@@ -159,7 +159,7 @@ class Descriptions:
         if alike is not None:
             self._values.know_look(node, alike.result)
         elif (result := self._values.look(node)) is not None:
-            alike = self._alike[key] = Alike(result)
+            alike = self._alike[key] = _Alike(result)
         return alike
 
     def _looks(self, given: tuple[Any, ...] | list[Any]) -> tuple[object, ...] | None:
@@ -182,6 +182,13 @@ class Descriptions:
                 return None
             found.append(look)
         return tuple(found)
+
+
+def _is_its_own(target: Any) -> bool:
+    """Whether calls differ although they look the same: in what they return of what they write to,
+    or since the values of what they are given decide on the size of what they give out."""
+    is_decided_by_values = torch.Tag.dynamic_output_shape in getattr(target, "tags", ())
+    return is_decided_by_values or bool(written_parameters(target))
 
 
 _SEQUENCES = (list, tuple)

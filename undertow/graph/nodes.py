@@ -71,8 +71,8 @@ class Values:
         return number(self._storage_of[storage].nbytes())
 
     def look(self, node: fx.Node) -> object:
-        """What nodes have in common whose values differ in nothing that costs: shapes, strides and
-        dtypes, or a number; None where that cannot be compared."""
+        """What nodes have in common whose values differ in nothing that costs: shapes, strides,
+        dtypes and devices, or a number; None where that cannot be compared."""
         found = self._looks.get(node, self)
         if found is self:
             look = _look(node.meta.get("val"))
@@ -89,11 +89,12 @@ def _look(value: Any) -> object:
     if isinstance(value, Tensor):
         if torch_api.is_symbolic(value):
             return None
-        return value.shape, value.stride(), value.dtype
+        return value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, _SEQUENCES):
         looks = tuple([_look(item) for item in value])
         return None if None in looks else looks
-    return value if type(value) in (int, float, bool) else None
+    kind = type(value)  # 1, 1.0 and True are equal
+    return (kind, value) if kind in (int, float, bool) else None
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
