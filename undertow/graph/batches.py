@@ -16,14 +16,13 @@ from undertow.cost.gloo import DIRECT_RANKS
 from undertow.graph.collectives import GLOO, runs_on
 from undertow.graph.convert import convert
 from undertow.graph.rewrite import rewrite
-from undertow.program import CollectiveKind, Lifetime, Order, Program, Task
-from undertow.program.model import Collective
+from undertow.program import CollectiveKind, Order, Program, Task
+from undertow.program.model import THERE_BEFORE, Collective
 from undertow.schedule.buckets import Bucket, Key, Keys, bucket_key, merge, propose
 
 MIB = 1 << 20
 _BATCHES = 8  # of gathers in a graph, if they are not too small or too large then
 _LEAST_NBYTES, _MOST_NBYTES = MIB, 8 * MIB  # gathered at once
-_GIVEN = (Lifetime.INPUT, Lifetime.DONATED)
 _SMALL_NBYTES = 64 << 10  # what takes less time than its call
 
 
@@ -79,7 +78,7 @@ def _gathers(program: Program, ours: frozenset[int]) -> list[Bucket]:
 def _is_early_gather(program: Program, start: int) -> bool:
     is_gather = _work(program, start).kind is CollectiveKind.ALL_GATHER
     reads = program.tasks[start].reads
-    return is_gather and all(program.buffers[b].lifetime in _GIVEN for b in reads)
+    return is_gather and all(program.buffers[b].lifetime in THERE_BEFORE for b in reads)
 
 
 def _small(program: Program, ours: frozenset[int], kind: CollectiveKind) -> list[Bucket]:

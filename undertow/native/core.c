@@ -1,6 +1,6 @@
 /* The native loops for Python: steps and facts as objects, arrays by the buffer protocol.
  *
- * All that comes in is checked here, so that the loops can trust it: lengths, types, indices, sums.
+ * All that comes in is checked here and in functions.c, so that the loops can trust it: lengths, types, indices, sums.
  */
 
 #include "arrays.h"

@@ -179,7 +179,8 @@ bool facts_find(Facts *facts, Cheap cheap) {
     Entry *entries = arena_take(&scratch, step->tasks, sizeof(Entry));
     i64 *by_stream = arena_ints(&scratch, step->streams);
     allocate(facts);
-    bool is_done = !scratch.failed && !facts->arena.failed && live_bytes(step, NULL, facts->live, NULL);
+    bool is_done = !scratch.failed && !facts->arena.failed &&
+                   live_bytes(step, NULL, facts->live, NULL);
     if (is_done) {
         for (i64 task = 0; task < step->tasks; task++) {
             bool is_compute = step->kinds[task] == COMPUTE;

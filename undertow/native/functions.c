@@ -61,6 +61,7 @@ PyObject *rows_listed(PyObject *Py_UNUSED(module), PyObject *args) {
         items += row.count;
         left -= row.count;
     }
+    if (left && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "items: too long");
     PyBuffer_Release(&view);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;

@@ -59,7 +59,7 @@ static void drop(Lists *lists, i64 buffer, i64 task) {
     }
 }
 
-/* Notes that the task depends on `src`; of several reasons the strongest stays, of those the first. */
+/* Notes that the task depends on `src`; the strongest reason stays, of several the first. */
 static void depend(Walk *walk, i64 src, i64 strength, i64 buffer) {
     Found *found = walk->found;
     i64 at = walk->slot[src];

@@ -6,7 +6,7 @@ typedef struct {
     const Step *step;
     const Joining *joining;
     i64 *first, *last; /* per buffer: the first task that touches it, -1 if it is there before; the
-                          last, if it ends with that */
+                          last, which is the program's last if it stays */
     i64 *head;         /* per run, its first task */
     u8 *may_be_joined; /* per run */
     i64 runs;
@@ -14,7 +14,7 @@ typedef struct {
     i64 waiting;   /* how many those are */
     i64 freed;     /* by the tasks of the last run, of what others made */
     i64 taken_ns;  /* by the tasks of the last run */
-    i64 *seen_by;  /* per buffer: the last task that `is_free` was asked about and looked at it */
+    i64 *seen_by;  /* per buffer: 1 + the last view that `is_free` was asked about */
     Arena arena;
 } Search;
 

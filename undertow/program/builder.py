@@ -19,6 +19,7 @@ from undertow.program.model import (
     HOST,
     HOST_STREAM,
     START,
+    THERE_BEFORE,
     VIEW,
     WAIT,
     Buffer,
@@ -39,7 +40,6 @@ from undertow.program.model import (
 Ref = int | str
 """A task, buffer or group by its index or its name."""
 
-_THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
 _RAW, _WAW, _WAR = (kind.strength for kind in (HazardKind.RAW, HazardKind.WAW, HazardKind.WAR))
 _Found = dict[int, tuple[int, int]]
 """What a task depends on -> the strength of the hazard, and the buffer that they conflict on."""
@@ -275,7 +275,7 @@ class ProgramBuilder:
 
     def build_of(self, tasks: Sequence[Task], after: Sequence[tuple[int, ...]]) -> Program:
         """The Program of tasks that are made already and come with what each needs beside its
-        buffers: as if they were added one by one, but quicker."""
+        buffers: as if they were added one by one, but quicker. Nothing can be added after it."""
         is_plain = not self._tasks and not self._policies and not any(task.ns for task in tasks)
         index = {task.name: i for i, task in enumerate(tasks)}
         found = derived(tasks, after, self._buffers) if is_plain else None
@@ -335,7 +335,7 @@ class ProgramBuilder:
         for buffer in task.reads:
             access = self._access[buffer]
             writer = access.writer
-            if writer < 0 and self._buffers[buffer].lifetime not in _THERE_BEFORE:
+            if writer < 0 and self._buffers[buffer].lifetime not in THERE_BEFORE:
                 raise ProgramError(
                     f"task {task.name!r} reads buffer {self._buffers[buffer].name!r} before any "
                     "task has written it; declare it as an input or write it first"

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from undertow.native import extension, fallbacks
+from undertow.native import extension
 from undertow.program.flat import codes_of
 from undertow.program.hazards import Edges, IntArray, listed
-from undertow.program.model import Buffer, Lifetime, Task
-
-_THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
+from undertow.program.model import THERE_BEFORE, Buffer, Task
 
 
 def derived(
@@ -22,7 +20,6 @@ def derived(
     task that writes it last (-1: none). None where there is no native core, and for tasks that make
     no Program: to add them one by one says why."""
     if extension is None:
-        fallbacks.note("the native core is not there")
         return None
     read_counts, reads = listed([task.reads for task in tasks])
     write_counts, writes = listed([task.writes for task in tasks])
@@ -39,7 +36,7 @@ def derived(
         reads,
         writes,
         needed,
-        bytes([buffer.lifetime in _THERE_BEFORE for buffer in buffers]),
+        bytes([buffer.lifetime in THERE_BEFORE for buffer in buffers]),
         src,
         dst,
         strength,

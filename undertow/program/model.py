@@ -57,6 +57,9 @@ class Lifetime(StrEnum):
     OUTPUT = "output"  # ours from its first write, never freed
 
 
+THERE_BEFORE = (Lifetime.INPUT, Lifetime.DONATED)
+
+
 @with_plain_members
 class CollectiveKind(StrEnum):
     ALL_GATHER = "all_gather"
@@ -290,8 +293,7 @@ class Program:
     @cached_property
     def there_before(self) -> tuple[bool, ...]:
         """Per buffer, whether it is there before the step begins."""
-        before = (Lifetime.INPUT, Lifetime.DONATED)
-        return tuple([buffer.lifetime in before for buffer in self.buffers])
+        return tuple([buffer.lifetime in THERE_BEFORE for buffer in self.buffers])
 
     @cached_property
     def stays(self) -> tuple[bool, ...]:

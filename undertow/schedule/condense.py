@@ -128,7 +128,7 @@ class _Joining:
 
 
 class _Runs:
-    """Finds the runs."""
+    """Finds the runs, in Python: what `runs.c` of the native core does, and is held against."""
 
     def __init__(self, program: Program, joining: _Joining) -> None:
         self._program, self._joining = program, joining
