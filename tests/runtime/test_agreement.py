@@ -47,6 +47,15 @@ def test_the_first_ranks_numbers_are_used_by_all() -> None:
     assert on_threads(case, range(3)) == {rank: [0.5, None] for rank in range(3)}
 
 
+def test_groups_without_a_common_rank_agree_on_what_has_the_same_name_each_for_itself() -> None:
+    def case(store: dist.Store, rank: int) -> Any:
+        ranks = (0, 1) if rank < 2 else (2, 3)
+        numbers = agree_on_numbers(store, rank, ranks, "k", [rank], choice="median", timeout=5)
+        return numbers, agree_on_numbers(store, rank, range(4), "k", [rank], timeout=5)
+
+    assert on_threads(case, range(4)) == {r: ([r // 2 * 2], [0]) for r in range(4)}
+
+
 def test_the_median_is_a_measured_number_and_skips_ranks_without_one() -> None:
     brought = {0: [9, 1, None], 4: [1, None, None], 5: [5, 4, None], 7: [6, None, None]}
 

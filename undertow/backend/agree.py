@@ -15,6 +15,7 @@ from undertow.schedule.follow import Decisions
 
 _PAIRED = (CollectiveKind.SEND, CollectiveKind.RECV)  # their two sides differ by nature
 _agreed: Counter[str] = Counter()  # group -> graphs that its ranks have agreed on
+_estimated: Counter[tuple[int, ...]] = Counter()  # ranks -> graphs whose estimates they agreed on
 
 
 def agree_on(
@@ -70,9 +71,10 @@ def agree_on_estimates(program: Program, timeout: float) -> Agree | None:
     if store is None:
         return None
     rank, _ = job.rank_and_world()
-    _agreed["estimates"] += 1
-    name = f"estimates {_agreed['estimates']}"
-    return agreement.Agreement(store, rank, deciding_ranks(program), name, "median", timeout)
+    ranks = deciding_ranks(program)
+    _estimated[ranks] += 1
+    name = f"estimates {_estimated[ranks]}"
+    return agreement.Agreement(store, rank, ranks, name, "median", timeout)
 
 
 def deciding_ranks(program: Program) -> tuple[int, ...]:

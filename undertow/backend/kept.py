@@ -169,7 +169,7 @@ def _agreed(
     key = memory, tuple([(gather.gather, gather.nbytes) for gather in gathers])
     if key not in _settled:
         _asked[ranks] += 1
-        name = f"kept gathers {_asked[ranks]} of {ranks[0]} to {ranks[-1]}"
+        name = f"kept gathers {_asked[ranks]}"
         numbers = agreement.agree_on_numbers(
             store, rank, ranks, name, [own], choice=agreement.Choice.LEAST, timeout=timeout
         )

@@ -8,6 +8,7 @@ and at most twice the timeout instead of a hang.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Protocol, cast
 
@@ -93,7 +95,7 @@ def agree_on_numbers(
 ) -> list[Number]:
     """The same numbers on every one of `ranks`, made of what each of them brings.
 
-    All must call this with the same `key`, which must not have been used in this store before, and
+    All must call this with the same `key`, which these ranks must not have used before, and
     with as many numbers; AgreementError on every rank if one does not, or does not come within
     `timeout` seconds.
 
@@ -161,7 +163,7 @@ def check_same(
         return offered
     differ = "differs" if len(others) == 1 else "differ"
     try:
-        difference = _difference(store, rank, (same, others[0]), key, detail, timeout)
+        difference = _difference(store, rank, ranks, (same, others[0]), key, detail, timeout)
         _part(store, rank, ranks, key)
     except RuntimeError as error:
         difference = f"in what cannot be told, because the job's store is gone ({error})"
@@ -171,6 +173,7 @@ def check_same(
 def _difference(
     store: Store,
     rank: int,
+    ranks: Sequence[int],
     shown: tuple[int, int],
     key: str,
     detail: Sequence[str],
@@ -178,8 +181,8 @@ def _difference(
 ) -> str:
     """The first difference between the two ranks that are shown, which bring their details."""
     if rank in shown:
-        store.set(_key(key, "detail", rank), json.dumps(list(detail)))
-    keys = [_key(key, "detail", r) for r in shown]
+        store.set(_key(ranks, key, "detail", rank), json.dumps(list(detail)))
+    keys = [_key(ranks, key, "detail", r) for r in shown]
     if not _comes(store, keys, timeout):
         return "they left before they could say in what"
     expected, found = (json.loads(store.get(k)) for k in keys)
@@ -200,7 +203,7 @@ def _decided(
     if rank not in ranks:
         raise AgreementError(f"rank {rank} is not one of the ranks that agree on {key!r}")
     first = ranks[0]
-    own, verdict = _key(key, "rank", rank), _key(key, "verdict")
+    own, verdict = _key(ranks, key, "rank", rank), _key(ranks, key, "verdict")
     try:
         if store.check([own]):
             raise AgreementError(
@@ -231,7 +234,7 @@ def _verdict(
     decide: Callable[[dict[int, Any]], Any],
     timeout: float,
 ) -> tuple[bool, Any]:
-    keys = {r: _key(key, "rank", r) for r in ranks}
+    keys = {r: _key(ranks, key, "rank", r) for r in ranks}
     if not _comes(store, list(keys.values()), timeout):
         return False, _missing(store, ranks, key, timeout)
     try:
@@ -242,18 +245,18 @@ def _verdict(
 
 def _await_first(store: Store, ranks: Sequence[int], key: str, timeout: float) -> None:
     """Wait until the verdict is there: the first rank may itself wait before it gives it."""
-    came = _comes(store, [_key(key, "rank", ranks[0])], timeout)
-    if came and _comes(store, [_key(key, "verdict")], timeout + _SLACK_SECONDS):
+    came = _comes(store, [_key(ranks, key, "rank", ranks[0])], timeout)
+    if came and _comes(store, [_key(ranks, key, "verdict")], timeout + _SLACK_SECONDS):
         return
     raise AgreementError(_missing(store, ranks, key, timeout))
 
 
 def _part(store: Store, rank: int, ranks: Sequence[int], key: str) -> None:
     """Before an error ends the first rank: let the others read why, if they are there."""
-    store.set(_key(key, "left", rank), "")
+    store.set(_key(ranks, key, "left", rank), "")
     if rank == ranks[0]:
-        here = [r for r in ranks if store.check([_key(key, "rank", r)])]
-        _comes(store, [_key(key, "left", r) for r in here], _PARTING_SECONDS)
+        here = [r for r in ranks if store.check([_key(ranks, key, "rank", r)])]
+        _comes(store, [_key(ranks, key, "left", r) for r in here], _PARTING_SECONDS)
 
 
 def _comes(store: Store, keys: list[str], timeout: float) -> bool:
@@ -271,7 +274,7 @@ def _comes(store: Store, keys: list[str], timeout: float) -> bool:
 
 
 def _missing(store: Store, ranks: Sequence[int], key: str, timeout: float) -> str:
-    absent = [r for r in ranks if not store.check([_key(key, "rank", r)])]
+    absent = [r for r in ranks if not store.check([_key(ranks, key, "rank", r)])]
     if not absent:
         return f"rank {ranks[0]} did not say within {timeout:g} s what was agreed on {key!r}"
     return (
@@ -320,5 +323,15 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
-def _key(*parts: object) -> str:
-    return "/".join(map(str, ("undertow", *parts)))
+def _key(ranks: Sequence[int], *parts: object) -> str:
+    """Where something is in the store. Who agrees is a part of it: groups that have no rank in
+    common agree at the same time, each for itself, on what they call by the same name."""
+    return "/".join(map(str, ("undertow", _who(tuple(ranks)), *parts)))
+
+
+@lru_cache(maxsize=64)
+def _who(ranks: tuple[int, ...]) -> str:
+    listed = ",".join(map(str, ranks))
+    if len(ranks) <= _MOST_SHOWN:
+        return listed
+    return f"{len(ranks)} ranks {hashlib.sha256(listed.encode()).hexdigest()[:16]}"
