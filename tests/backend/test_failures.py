@@ -34,7 +34,10 @@ def step(options: dict[str, Any], layers: int = 2) -> float:
     return compiled_step(options, layers)()
 
 
-def compiled_step(options: dict[str, Any], layers: int = 2) -> Callable[[], float]:
+def compiled_step(
+    options: dict[str, Any], layers: int = 2, dynamic: bool | None = None
+) -> Callable[..., float]:
+    """A step on a batch of so many rows."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -48,10 +51,10 @@ def compiled_step(options: dict[str, Any], layers: int = 2) -> Callable[[], floa
     parallelize(model, Mesh({"dp": dist.get_world_size()}), "ddp")
     # ATen calls: a C++ compiler on a busy machine may take longer than ranks wait here
     options = {"timeout": TIMEOUT, "codegen": "aten"} | options
-    run = torch.compile(model, backend=undertow, options=options)
+    run = torch.compile(model, backend=undertow, options=options, dynamic=dynamic)
 
-    def once() -> float:
-        loss = run(torch.ones(2, 8)).square().mean()
+    def once(rows: int = 2) -> float:
+        loss = run(torch.ones(rows, 8)).square().mean()
         loss.backward()
         return float(loss)
 

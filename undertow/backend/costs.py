@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,7 +23,7 @@ from undertow.cost.sources import FunctionSource, ModelSource
 from undertow.cost.tables import Curve
 from undertow.errors import AgreementError, CostError
 from undertow.program import Program, Task, simulate
-from undertow.program.model import Collective, Kind, Work
+from undertow.program.model import Collective, CollectiveKind, Kind, Work
 from undertow.runtime import agreement, job, links
 from undertow.runtime.agreement import Choice, Number
 from undertow.runtime.measure import Sample, own_ns, seen_wire_ns, wire_ns
@@ -30,9 +31,10 @@ from undertow.runtime.notices import say_once
 from undertow.schedule.plan import program_digest
 
 _ROOM = "measured"
-_VERSION = 2
+_VERSION = 3
 _SCALES = 20, 4000  # thousandths: how far sums of single tasks may be from whole runs
-_shared: dict[str, int] = {}  # key -> how often it was shared through the store
+_shared: Counter[tuple[int, ...]] = Counter()  # ranks -> how often they asked what was kept
+_measured: Counter[tuple[int, ...]] = Counter()  # ranks -> graphs that they have measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,15 @@ class Measured:
             for task, ns in zip(program.tasks, run.ns, strict=True)
         )
         return replace(program, tasks=tasks)
+
+    def for_groups(self, known: Sequence[str], own: Sequence[str]) -> Measured:
+        """With the names that groups have here for those that they have where this is from."""
+        names = dict(zip(known, own, strict=False))
+        curves = {}
+        for name, curve in self.curves.items():
+            group, kind, dtype = name.rsplit("/", 2)
+            curves[str(links.Line(names.get(group, group), CollectiveKind(kind), dtype))] = curve
+        return replace(self, curves=curves)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -234,6 +245,25 @@ def _scale(program: Program, total_ns: int, kind: Kind) -> int:
     return low
 
 
+def next_measured(program: Program) -> str:
+    """What the ranks of a program call it as they measure it: which of the graphs it is that they
+    have measured. They compile these in the same sequence, whatever else each of them compiles."""
+    ranks = deciding_ranks(program)
+    _measured[ranks] += 1
+    return f"measured graph {_measured[ranks]}"
+
+
+def come_together(program: Program, key: str, timeout: float) -> None:
+    """Return when all ranks of a program are about to time its links; an error if one is not."""
+    try:
+        _agreeing(program, f"{key}, before its links", timeout)([0], Choice.FIRST)
+    except AgreementError as error:
+        raise AgreementError(
+            f"{error}. While costs are measured all ranks must run the same graphs: give each of "
+            "them batches of one size in the first steps, or a cluster in place of 'measure'"
+        ) from error
+
+
 def agree_on_costs(seen: Seen, curves: Mapping[str, Curve], key: str, timeout: float) -> Measured:
     """The same costs on all ranks. Compute is that of the slowest rank, for which the others wait;
     a collective takes what it took for the rank that came last; of curves the median."""
@@ -303,22 +333,39 @@ def _agreeing(
 def kept_costs(program: Program, timeout: float) -> Measured | None:
     """What an earlier run of this program on this machine kept, as the first rank has it."""
     rank, _ = job.rank_and_world()
-    first = deciding_ranks(program)[0] if torch_api.job_store() is not None else rank
-    entry = read_entry(_ROOM, _key(program)) if rank == first else None
+    ranks = deciding_ranks(program) if torch_api.job_store() is not None else (rank,)
+    entry = read_entry(_ROOM, _key(program)) if rank == ranks[0] else None
     if entry is not None:
         try:
-            Measured.from_json(entry)
+            _read(entry, program)
         except CostError as error:
             say_once("spoilt costs", f"measured costs in the cache are not used: {error}")
             entry = None
-    entry = _from_first(first, rank, f"{first} {_key(program)}", entry, timeout)
-    return None if entry is None else Measured.from_json(entry)
+    entry = _from_first(ranks, rank, entry, timeout)
+    return None if entry is None else _read(entry, program)
+
+
+def _read(entry: Any, program: Program) -> Measured:
+    """What was kept, with the names of the groups that this rank is in."""
+    measured = Measured.from_json(entry)
+    known = entry.get("groups")
+    if not isinstance(known, list) or not all(isinstance(name, str) for name in known):
+        raise CostError("measured costs of the wrong form: they do not say of which groups")
+    try:
+        return measured.for_groups(known, _groups(program))
+    except ValueError as error:
+        raise CostError(f"measured costs of the wrong form: {error}") from error
+
+
+def _groups(program: Program) -> list[str]:
+    return [stream.name for stream in program.streams[2:]]
 
 
 def keep_costs(program: Program, measured: Measured) -> None:
-    """Keep them for the next run; every rank has the same, so the first one of a node writes."""
-    if job.rank_and_world()[0] == 0:
-        write_entry(_ROOM, _key(program), measured.to_json())
+    """Keep them for the next run; every rank has the same, so the first one writes."""
+    rank, _ = job.rank_and_world()
+    if torch_api.job_store() is None or rank == deciding_ranks(program)[0]:
+        write_entry(_ROOM, _key(program), measured.to_json() | {"groups": _groups(program)})
 
 
 def _key(program: Program) -> str:
@@ -330,21 +377,22 @@ def _key(program: Program) -> str:
     )
 
 
-def _from_first(first: int, rank: int, key: str, data: Any, timeout: float) -> Any:
-    """The first rank's data on every rank, through the store."""
+def _from_first(ranks: tuple[int, ...], rank: int, data: Any, timeout: float) -> Any:
+    """The first rank's data on all of them, through the store. They come to this in the same
+    sequence; what their programs and groups are called may differ."""
     store = torch_api.job_store()
     if store is None:
         return data
-    _shared[key] = _shared.get(key, 0) + 1
-    name = f"undertow/kept/{key}/{_shared[key]}"
+    _shared[ranks] += 1
+    name = f"undertow/kept/{ranks}/{_shared[ranks]}"
     try:
-        if rank == first:
+        if rank == ranks[0]:
             store.set(name, json.dumps(data))
         else:
             store.wait([name], timedelta(seconds=timeout))
         return json.loads(store.get(name))
     except RuntimeError as error:
         raise AgreementError(
-            f"rank {first} did not say within {timeout:g} s what it has kept of earlier runs; it "
-            "has failed, or compiles another graph"
+            f"rank {ranks[0]} did not say within {timeout:g} s what it has kept of earlier runs; "
+            "it has failed, or compiles another graph"
         ) from error

@@ -34,7 +34,7 @@ class KernelTimes:
         self.runs.append(self.recorder.sample())
         return result
 
-    def agreed(self, scheduled: Scheduled, timeout: float) -> AsRun:
+    def agreed(self, scheduled: Scheduled, key: str, timeout: float) -> AsRun:
         """The same times on all ranks, by the numbers of tasks after fusion."""
         program = self.recorder.program
         own = own_ns(program, self.runs)
@@ -42,17 +42,19 @@ class KernelTimes:
         for task, number in zip(program.tasks, self.order.tasks, strict=True):
             ns[number] = own.get(task.name, 0)
         assert scheduled.program is not None
-        return agree_on_kernels(scheduled.program, ns, self.digest, scheduled.part.label, timeout)
+        return agree_on_kernels(scheduled.program, ns, self.digest, key, timeout)
 
 
-def times_of(scheduled: Scheduled, timeout: float, device: torch.device) -> KernelTimes | None:
+def times_of(
+    scheduled: Scheduled, key: str, timeout: float, device: torch.device
+) -> KernelTimes | None:
     """A clock for the kernels of a graph; None where there are none, or some rank has others: the
     ranks find that out together, so all or none of them go on."""
     assert scheduled.program is not None
     retimer, plan = scheduled.retimer, scheduled.kernels
     result = None if retimer is None else retimer.result
     digest = program_digest(result.program) if result is not None and plan is not None else ""
-    if not have_same_kernels(scheduled.program, digest, scheduled.part.label, timeout):
+    if not have_same_kernels(scheduled.program, digest, key, timeout):
         if digest:
             label = scheduled.part.label
             say_once("kernels differ", f"ranks have other kernels for {label}: they are not timed")

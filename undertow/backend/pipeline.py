@@ -41,6 +41,7 @@ from undertow.codegen.kernels import CompiledGraph
 from undertow.codegen.kernels_settings import Settings
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_module
+from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price
 from undertow.cost.sources import Source
@@ -262,7 +263,7 @@ def schedule(
         # as a given Plan has it; what other ranks have decided is without splits
         split=(options.split or options.plan is not None) and decisions is None,
         donated=part.donated,
-        agree=None if options.estimate is None else agree_on_estimates(captured, options.timeout),
+        agree=_agreeing(captured, options, decisions),
         measured=own,
         fuses=fuses,
         decisions=decisions,
@@ -289,6 +290,16 @@ def schedule(
             cluster, tuple(sources), limits, None if measured is None else measured.kernels
         )
     return Scheduled(part, gm, program, captured, simulate(program), plan, retimer)
+
+
+def _agreeing(
+    captured: Program, options: BackendOptions, decisions: Decisions | None
+) -> Agree | None:
+    """How ranks make their estimates the same. Who follows what was decided waits for nobody: the
+    others may run on with the graph that they have."""
+    if options.estimate is None or decisions is not None:
+        return None
+    return agree_on_estimates(captured, options.timeout)
 
 
 def _unscheduled(gm: fx.GraphModule, part: Part, error: ProgramError) -> Scheduled:

@@ -23,8 +23,10 @@ from undertow.backend.costs import (
     Seen,
     agree_on_costs,
     agree_on_run,
+    come_together,
     keep_costs,
     measure_links,
+    next_measured,
 )
 from undertow.backend.kernel_times import KernelTimes, times_of
 from undertow.backend.options import BackendOptions
@@ -67,8 +69,11 @@ class Runner:
         self._kernels: KernelTimes | None = None  # kernels that are being timed
         self._calls = 0
         self._number = next(_numbers)
+        self._key = ""  # as ranks call it while they measure
         if again is not None:
             unsettled.add(self._number)
+            assert scheduled.program is not None
+            self._key = next_measured(scheduled.program)
         self._samples = max(options.measure_steps, 1)
         self._runs: list[Sample] = []
         self._is_fused = options.fuses
@@ -186,14 +191,17 @@ class Runner:
         captured, program = self.scheduled.captured, self.scheduled.program
         assert captured is not None
         assert program is not None
-        label, timeout = self.scheduled.part.label, self._options.timeout
+        timeout = self._options.timeout
+        come_together(program, self._key, timeout)
         curves = measure_links(captured, device)
-        self._costs = agree_on_costs(self._seen(program), curves, label, timeout)
+        self._costs = agree_on_costs(self._seen(program), curves, self._key, timeout)
         keep_costs(captured, self._costs)
         self.scheduled, self._run = self._again(self._costs)
         self._again, self._is_new = None, True
         self._forget()
-        self._kernels = times_of(self.scheduled, timeout, device) if self._rewritten else None
+        self._kernels = (
+            times_of(self.scheduled, self._key, timeout, device) if self._rewritten else None
+        )
         self._prepare(device)
 
     def _retime(self, kernels: KernelTimes) -> None:
@@ -203,7 +211,7 @@ class Runner:
         assert self.scheduled.captured is not None
         assert self.scheduled.retimer is not None
         self._kernels = None
-        found = kernels.agreed(self.scheduled, self._options.timeout)
+        found = kernels.agreed(self.scheduled, self._key, self._options.timeout)
         self._costs = replace(self._costs, kernels=found)
         keep_costs(self.scheduled.captured, self._costs)
         self.scheduled.retimer.measured = found
@@ -217,7 +225,7 @@ class Runner:
         assert program is not None
         assert self._costs is not None
         label, timeout = self.scheduled.part.label, self._options.timeout
-        costs = replace(self._costs, as_run=agree_on_run(self._seen(program), label, timeout))
+        costs = replace(self._costs, as_run=agree_on_run(self._seen(program), self._key, timeout))
         keep_costs(captured, costs)
         program = costs.applied(program)
         predicted = simulate(program)
