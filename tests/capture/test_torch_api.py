@@ -379,3 +379,15 @@ def test_symbols_that_only_values_tell_are_recognised() -> None:
         found = torch.nonzero(torch.empty(5))
     assert len(torch_api.unbacked_symbols(found)) == 1
     assert torch_api.unbacked_symbols(found.shape[0]) == torch_api.unbacked_symbols((found, 1))
+
+
+def test_a_tensor_like_a_known_one_has_its_form_and_memory_of_its_own() -> None:
+    real = torch.empty(4, 6, dtype=torch.bfloat16).t()
+    with torch_api.new_fake_mode():
+        fake = torch.empty(4, 6, dtype=torch.bfloat16, device="cuda").t()
+    for known in (real, fake):
+        made = torch_api.new_like(known)
+        assert type(made) is type(known)
+        assert (made.shape, made.stride()) == ((6, 4), (1, 6))
+        assert (made.dtype, made.device) == (known.dtype, known.device)
+        assert torch_api.storage_key(made) != torch_api.storage_key(known)

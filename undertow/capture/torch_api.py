@@ -62,6 +62,7 @@ __all__ = [
     "min_cut_partition",
     "new_empty",
     "new_fake_mode",
+    "new_like",
     "node_sequence_number",
     "process_group",
     "propagate_fakes",
@@ -279,6 +280,19 @@ def new_empty(like: torch.Tensor, length: Any, dtype: torch.dtype) -> torch.Tens
     mode, device = like.fake_mode, like.fake_device
     with in_kernel_invocation_manager(mode):
         made = torch.empty([length], dtype=dtype, device="meta")
+    return FakeTensor(mode, made, device)
+
+
+def new_like(known: torch.Tensor) -> torch.Tensor:
+    """A new tensor of the size, strides, dtype and device of another, whatever it holds. A fake one
+    is made of its parts, as above."""
+    if type(known) is not FakeTensor or is_symbolic(known):
+        return torch.empty_strided(
+            known.size(), known.stride(), dtype=known.dtype, device=known.device
+        )
+    mode, device = known.fake_mode, known.fake_device
+    with in_kernel_invocation_manager(mode):
+        made = torch.empty_strided(known.size(), known.stride(), dtype=known.dtype, device="meta")
     return FakeTensor(mode, made, device)
 
 

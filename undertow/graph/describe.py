@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -144,23 +145,30 @@ class Descriptions:
 
     def look(self, node: fx.Node) -> _Alike | None:
         """What nodes with the same description have in common; None where that is not known."""
-        target = node.target
-        is_its_own = self._is_its_own.get(id(target))
-        if is_its_own is None:
-            is_its_own = self._is_its_own[id(target)] = _is_its_own(target)
-        if is_its_own:
+        key = self.key(node.target, node.args, node.kwargs)
+        if key is None:
             return None
-        args = self._looks(node.args)
-        kwargs = self._looks(tuple(node.kwargs.items())) if node.kwargs else ()
-        if args is None or kwargs is None:
-            return None
-        key = id(target), args, kwargs  # to hash an operator itself takes longer
         alike = self._alike.get(key)
         if alike is not None:
             self._values.know_look(node, alike.result)
         elif (result := self._values.look(node)) is not None:
             alike = self._alike[key] = _Alike(result)
         return alike
+
+    def key(
+        self, target: Any, given: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[object, ...] | None:
+        """What calls have in common whose results look the same; None where that is not known."""
+        is_its_own = self._is_its_own.get(id(target))
+        if is_its_own is None:
+            is_its_own = self._is_its_own[id(target)] = _is_its_own(target)
+        if is_its_own:
+            return None
+        args = self._looks(given)
+        kwargs = self._looks(tuple(named.items())) if named else ()
+        if args is None or kwargs is None:
+            return None
+        return id(target), args, kwargs  # to hash an operator itself takes longer
 
     def _looks(self, given: tuple[Any, ...] | list[Any]) -> tuple[object, ...] | None:
         found: list[object] = []

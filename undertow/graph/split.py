@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, fx
 
 from undertow.capture import torch_api
+from undertow.capture.schema import nodes_in
 from undertow.errors import OrderError
 from undertow.graph.coalesce import OF_ONE_CALL
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import Converted
-from undertow.graph.nodes import tensors_of
+from undertow.graph.describe import Descriptions
+from undertow.graph.nodes import Values, tensors_of
 from undertow.graph.row_axis import RESIZED, Axis, packet_of
 from undertow.graph.splittable import RowWork
 from undertow.program import CollectiveKind, Kind
@@ -70,6 +72,8 @@ class _Writer:
         self.kept: set[fx.Node] = set()
         self.renewed: set[fx.Node] = set()  # wholes made of pieces, and views of them
         self._made: list[fx.Node] = []
+        self._alike = Descriptions(Values())
+        self._known: dict[object, Any] = {}  # calls that look the same -> what one of them gave
 
     def _counts(self) -> dict[int, int]:
         """Task -> the number of its pieces."""
@@ -282,9 +286,8 @@ class _Writer:
     ) -> fx.Node:
         """A new node with its value; `like` is the node whose notes it keeps."""
         args = tuple(args)
-        values, named = fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
         try:
-            value = target(*values, **named)
+            value = self._value(target, args, kwargs)
         except RuntimeError:
             if target is not _aten.view.default or name is None:
                 raise
@@ -300,6 +303,23 @@ class _Writer:
         self._made.append(made)
         return made
 
+    def _value(
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The fake value of a call. Pieces repeat: what others like it gave says what it gives, for
+        to dispatch it takes ten times as long."""
+        key = self._alike.key(target, args, kwargs)
+        known = self._known.get(key)
+        if known is not None:
+            return _anew(known)
+        values, named = fx.node.map_arg((args, kwargs), lambda arg: arg.meta["val"])
+        if isinstance(target, torch_api.OpOverload) and _makes_views(target) and not named:
+            return torch_api.view_of(target, *values)
+        value = target(*values, **named)
+        if key is not None and _is_new(value, nodes_in((args, kwargs))):
+            self._known[key] = value
+        return value
+
     def erase_divided(self) -> None:
         """Nodes that run in pieces go, with what picks from them and the views nobody needs."""
         gone = {node for node in self.nodes if node not in self.kept}
@@ -313,6 +333,27 @@ class _Writer:
                         "fault of undertow's: turn splits off and report it"
                     )
                 self.graph.erase_node(node)
+
+
+def _makes_views(target: torch_api.OpOverload[..., Any]) -> bool:
+    return target.is_view or target is _aten._unsafe_view.default
+
+
+def _is_new(value: Any, given: Iterable[fx.Node]) -> bool:
+    """Whether a call that was given these gave tensors, each with memory of its own."""
+    tensors = value if isinstance(value, tuple) else (value,)
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        return False
+    keys = {torch_api.storage_key(tensor) for tensor in tensors}
+    before = {torch_api.storage_key(tensor) for node in given for tensor in tensors_of(node)}
+    return len(keys) == len(tensors) and not keys & before
+
+
+def _anew(known: Any) -> Any:
+    """Other tensors like those that are known."""
+    if isinstance(known, Tensor):
+        return torch_api.new_like(known)
+    return tuple([torch_api.new_like(tensor) for tensor in known])
 
 
 def _piece_shape(shape: Iterable[int], axis: Axis, count: int) -> list[int]:
