@@ -98,6 +98,18 @@ def test_sequence_numbers_tell_when_autograd_nodes_were_made() -> None:
     assert before <= torch_api.node_sequence_number(y.grad_fn) < after
 
 
+def test_calls_with_an_effect_take_a_token_and_return_one() -> None:
+    check = torch.ops.aten._linalg_check_errors.default
+    found = torch_api.with_effects(
+        None, check, torch.zeros((), dtype=torch.int32), "inv", is_matrix=True
+    )
+    assert found[0].numel() == 0
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch_api.with_effects(
+            None, check, torch.ones((), dtype=torch.int32), "inv", is_matrix=True
+        )
+
+
 def test_storage_key_is_shared_by_views_only() -> None:
     x = torch.ones(4)
     assert torch_api.storage_key(x) == torch_api.storage_key(x.view(2, 2).t())

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Store
 from torch._C._dynamo.guards import (  # type: ignore[attr-defined]  # not in its stub
     _empty_strided_cpu as empty_strided_cpu,
 )
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -76,6 +77,7 @@ __all__ = [
     "unbacked_symbols",
     "uses_python_reducer",
     "view_of",
+    "with_effects",
     "without_fakes",
 ]
 
