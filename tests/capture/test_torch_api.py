@@ -293,6 +293,22 @@ def test_modules_that_were_fully_sharded_are_seen() -> None:
         dist.destroy_process_group()
 
 
+def test_dynamo_tells_when_it_begins_also_after_a_reset() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    before, heard = callback_handler.start_callbacks, []
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    try:
+        torch_api.before_compilations(lambda: heard.append("one"))
+        torch_api.before_compilations(lambda: heard.append("other"))
+        for _ in range(2):
+            compiled(torch.ones(2))
+            torch._dynamo.reset()
+    finally:
+        callback_handler.start_callbacks = before
+    assert heard == ["one", "other"] * 2
+
+
 def test_backward_is_recorded_as_one_graph() -> None:
     seen = []
 
