@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run
-from undertow.cli.train import losses_agree
+from undertow.cli import train
 from undertow.cli.train_worker import Setup
 from undertow.cli.training import Place, Team, TrainingError
 
@@ -67,10 +67,35 @@ def test_variants_that_there_are_not_are_told(undertow: Run, tmp_path: Path, var
     assert not page.exists()
 
 
-def test_losses_that_differ_are_noticed() -> None:
-    same: dict[str, Any] = {
-        name: {"losses": [2.0, 1.0]} for name in ("ddp", "undertow ddp", "fsdp2", "undertow fsdp")
-    }
-    assert losses_agree(same)
-    same["undertow fsdp"] = {"losses": [2.0, 1.01]}
-    assert not losses_agree(same)
+def results(last: float) -> dict[str, Any]:
+    other = {"seconds": [0.1], "peak_nbytes": 2, "idle_nbytes": 1, "measured": {}}
+    losses = {"ddp": [2.0, 1.0], "undertow ddp": [2.0, 1.0 + 1e-6], "undertow fsdp": [2.0, last]}
+    return {name: {"losses": found, **other} for name, found in losses.items()}
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_losses_that_agree_are_told(
+    undertow: Run, monkeypatch: pytest.MonkeyPatch, json: bool
+) -> None:
+    monkeypatch.setattr(train, "train", lambda *_: results(1.0))
+    found = undertow("train", *["--json"] * json)
+    assert found.code == 0
+    assert not found.err
+    if json:
+        assert found.json["losses_agree"] is True
+    else:
+        assert "agree, in each of 2 steps" in found.out
+
+
+@pytest.mark.parametrize("json", [False, True])
+@pytest.mark.parametrize("last", [1.01, float("nan"), float("inf")])
+def test_losses_that_differ_end_the_command_with_a_sentence(
+    undertow: Run, monkeypatch: pytest.MonkeyPatch, last: float, json: bool
+) -> None:
+    monkeypatch.setattr(train, "train", lambda *_: results(last))
+    found = undertow("train", *["--json"] * json)
+    assert found.code == 1
+    assert f"in step 2 'ddp' has 1.000000 and 'undertow fsdp' {last:.6f}" in found.err
+    assert "agree, in" not in found.out
+    if json:
+        assert found.json["losses_agree"] is False
