@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +47,57 @@ def test_a_worker_that_fails_says_why() -> None:
     team = Team([wrong], [Place()])
     with pytest.raises(TrainingError, match=r"rank 0 of 'compute' failed(.|\n)*missing"):
         team.__enter__()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(what: Callable[[], Any], seconds: float) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("when", ["at the start", "in a collective"])
+def test_no_worker_outlives_the_command(tmp_path: Path, when: str, number: signal.Signals) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "undertow.cli.main", "train", "--steps", "100000"]
+    command += ["--variants", "undertow ddp", "--layers", "1", "--out", str(out)]
+    environment = {**os.environ, "UNDERTOW_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    workers: list[int] = []
+    try:
+        assert wait_for(lambda: len(children(process.pid)) == 2, 60)
+        workers = children(process.pid)
+        if when == "in a collective":
+            assert wait_for(lambda: list(out.rglob("*.measured.json")), 100)
+            os.kill(workers[1], signal.SIGSTOP)
+            time.sleep(1)  # the other is waiting for it now
+        process.send_signal(number)
+        code = process.wait(10)
+        assert wait_for(lambda: not any(map(is_running, workers)), 10)
+        assert code == (128 + number if number == signal.SIGTERM else -number)
+        if number == signal.SIGTERM:
+            assert b"Traceback" not in process.stderr.read()  # type: ignore[union-attr]
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in workers:
+            with contextlib.suppress(OSError):
+                if b"train_worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

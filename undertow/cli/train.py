@@ -19,7 +19,7 @@ from undertow.cli.app import subcommand
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.cli.train_worker import OURS, PYTORCH, Setup
-from undertow.cli.training import Place, Team, TrainingError, free_port
+from undertow.cli.training import Place, Team, TrainingError, ending_at_sigterm, free_port
 from undertow.errors import unknown_name
 from undertow.program.serialize import load_json, timeline_from_json
 from undertow.report.page import Track, write_page
@@ -67,7 +67,7 @@ def command(
     shown = next((name for name in reversed(chosen) if name in OURS), "")
     if html is not None and not shown:
         raise TrainingError("a page shows a step of ours: choose such a variant, or no --html")
-    with tempfile.TemporaryDirectory() as own:
+    with ending_at_sigterm(), tempfile.TemporaryDirectory() as own:
         folder = Path(own) if out is None else out
         results = train(steps, rounds, folder, chosen, layers)
         if html is not None:
