@@ -214,8 +214,13 @@ def test_without_a_compiler_graphs_run_as_aten_calls_and_it_is_said_once(
         ({"embedding_rows": True}, "'embedding_rows' is True; give a whole number"),
         ({"split": 1}, "'split' is 1; give True or False"),
         ({"timeout": 0}, "'timeout' is 0; give seconds"),
+        ({"timeout": float("inf")}, "'timeout' is inf; give seconds, .*at most a year"),
+        ({"timeout": float("nan")}, "'timeout' is nan; give seconds"),
+        ({"timeout": 10**400}, "give seconds, more than 0 and at most a year"),
+        ({"timeout": 1e9}, "'timeout' is 1000000000.0; give seconds"),
         ({"timeline": -1}, "'timeline' is -1; give a whole number"),
         ({"plan": 7}, "'plan' is 7; give a path"),
+        ({"plan": "/nonexistent"}, "'plan' is '/nonexistent': there is no such file or folder"),
     ],
 )
 def test_a_wrong_option_gets_a_sentence(options: dict[str, Any], sentence: str) -> None:

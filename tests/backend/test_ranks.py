@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,4 +268,43 @@ def test_what_is_outside_the_graph_trains_and_is_told(
     for far, said, scheduled in two.run(as_pytorch, (how, str(tmp_path)), COMPILING):
         assert far < 1e-6
         assert scheduled == 0
-        assert said.get(name, 0) > 0 or how == "fsdp2"  # its frames may all be left to eager
+        assert said.get(name, 0) > 0
+
+
+SHARDED = """
+import logging, sys, tempfile
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+logging.basicConfig(level=logging.WARNING)
+store = dist.FileStore(tempfile.mktemp(), 1)
+dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+before = [] if sys.argv[1] == "by itself" else sys.argv[1].split(", ")
+if "loaded" in before:
+    torch.compile(lambda x: x + 1, backend="undertow")(torch.ones(2))
+if "reset" in before:
+    torch._dynamo.reset()
+model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+run = torch.compile(model, backend="undertow") if "compiled" in before else None
+for layer in (model[0], model[2], model):
+    fully_shard(layer)
+run = run or torch.compile(model, backend="undertow")
+for _ in range(2):
+    run(torch.ones(2, 4)).sum().backward()
+from undertow.runtime.notices import counts
+assert counts["fully_shard outside the graph"] > 0
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("before", ["by itself", "loaded", "compiled", "loaded, reset"])
+def test_fully_shard_is_told_of_whenever_the_backend_was_loaded(
+    tmp_path: Path, before: str
+) -> None:
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "UNDERTOW_CACHE": str(tmp_path)}
+    command = [sys.executable, "-c", SHARDED, before]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("use undertow.parallelize") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from undertow.runtime.notices import counts
 
 pytestmark = pytest.mark.slow
 
@@ -358,6 +361,56 @@ def test_many_threads_call_one_model() -> None:
         thread.join()
     for number, batch in enumerate(batches):
         same(found[number], model(batch).detach())
+
+
+LINEAR_ALGEBRA: list[tuple[str, Callable[..., Tensor]]] = [
+    ("inv", lambda a, x: torch.linalg.inv(a) @ x),
+    ("solve", lambda a, x: torch.linalg.solve(a, x)),
+    ("cholesky", lambda a, x: torch.linalg.cholesky(a @ a.t()) @ x),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"check_memory": True}, {"codegen": "inductor"}, {"cluster": "measure"}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "function",
+    [function for _, function in LINEAR_ALGEBRA],
+    ids=[name for name, _ in LINEAR_ALGEBRA],
+)
+def test_calls_that_may_raise_are_kept_among_kernels(
+    function: Callable[..., Tensor], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Their graphs have tokens of the effect, which are None when they run."""
+    counts.clear()
+    whole = lambda a, x: function(a.tanh() * 4, x.sin()).sin()  # noqa: E731
+    run = compiled(whole, options={"show": tmp_path, **options})
+    for _ in range(4):
+        mine = [(torch.eye(3) + torch.rand(3, 3) / 4).requires_grad_(), torch.randn(3, 4)]
+        theirs = [tensor.detach().clone().requires_grad_() for tensor in mine]
+        found, wanted = run(*mine), whole(*theirs)
+        found.sum().backward()
+        wanted.sum().backward()
+        same(found, wanted)
+        same(mine[0].grad, theirs[0].grad, 1e-4)
+    with pytest.raises(torch.linalg.LinAlgError):
+        run(torch.zeros(3, 3), torch.randn(3, 4))
+    assert not [name for name in counts if "fallback" in name or "error" in name]
+    if "codegen" not in options:
+        (kernels,) = tmp_path.glob("*forward.kernels*.cpp")
+        assert "tanh" in kernels.read_text()
+
+
+def test_two_effects_stay_in_sequence() -> None:
+    """The first of two calls that raise is the one that is told."""
+
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        return torch.linalg.cholesky(a.exp() * 0 - 1) + torch.linalg.inv(b.exp() * 0)
+
+    with pytest.raises(torch.linalg.LinAlgError, match="cholesky"):
+        compiled(function)(torch.eye(2), torch.eye(2))
 
 
 def test_states_and_copies_of_compiled_modules() -> None:

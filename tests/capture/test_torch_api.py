@@ -98,6 +98,18 @@ def test_sequence_numbers_tell_when_autograd_nodes_were_made() -> None:
     assert before <= torch_api.node_sequence_number(y.grad_fn) < after
 
 
+def test_calls_with_an_effect_take_a_token_and_return_one() -> None:
+    check = torch.ops.aten._linalg_check_errors.default
+    found = torch_api.with_effects(
+        None, check, torch.zeros((), dtype=torch.int32), "inv", is_matrix=True
+    )
+    assert found[0].numel() == 0
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch_api.with_effects(
+            None, check, torch.ones((), dtype=torch.int32), "inv", is_matrix=True
+        )
+
+
 def test_storage_key_is_shared_by_views_only() -> None:
     x = torch.ones(4)
     assert torch_api.storage_key(x) == torch_api.storage_key(x.view(2, 2).t())
@@ -279,6 +291,22 @@ def test_modules_that_were_fully_sharded_are_seen() -> None:
         gc.collect()
     finally:
         dist.destroy_process_group()
+
+
+def test_dynamo_tells_when_it_begins_also_after_a_reset() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    before, heard = callback_handler.start_callbacks, []
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    try:
+        torch_api.before_compilations(lambda: heard.append("one"))
+        torch_api.before_compilations(lambda: heard.append("other"))
+        for _ in range(2):
+            compiled(torch.ones(2))
+            torch._dynamo.reset()
+    finally:
+        callback_handler.start_callbacks = before
+    assert heard == ["one", "other"] * 2
 
 
 def test_backward_is_recorded_as_one_graph() -> None:

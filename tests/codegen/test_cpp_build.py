@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,13 +60,128 @@ def test_a_file_that_was_changed_is_built_again(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = count_compilations(monkeypatch)
+    counts.pop("kernel refused", None)
     path = Path(cpp_build.build_whole(cpp_build.prelude() + UNIT))
-    path.chmod(0o700)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with caplog.at_level(logging.WARNING):
         assert Path(cpp_build.build_whole(cpp_build.prelude() + UNIT)) == path
     assert len(done) == 2
     assert "not what was built" in caplog.text
+    assert counts["kernel refused"] == 1
+
+
+ONE, TWO = (f'extern "C" int number(void) {{ return {n}; }}\n' for n in (1, 2))
+
+
+def put_in_place(path: Path, other: Path, how: str) -> None:
+    """The library of another unit, which is sound, under the name of this one."""
+    for suffix in (".so", ".sha256"):
+        mine, theirs = path.with_suffix(suffix), other.with_suffix(suffix)
+        mine.unlink()
+        if how == "links":
+            mine.symlink_to(theirs)
+        elif how == "hard links":
+            mine.hardlink_to(theirs)
+        else:
+            shutil.copy2(theirs, mine)
+        if how == "another user's" or (how == "another user's sum" and suffix == ".sha256"):
+            os.chown(mine, 12345, 12345)
+        if how == "for all to write":
+            mine.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("copies", "is not what was built"),
+        ("hard links", "is not what was built"),
+        ("links", "is a symbolic link"),
+        ("for all to write", "can be written by other users"),
+        ("another user's", "belongs to another user"),
+        ("another user's sum", "belongs to another user"),
+    ],
+)
+def test_what_is_not_ours_or_of_another_unit_is_never_loaded(
+    how: str, why: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if "another user" in how and os.geteuid() != 0:
+        pytest.skip("files cannot be given away")
+    counts.pop("kernel refused", None)
+    other = Path(cpp_build.build_whole(TWO))
+    for _ in range(2):
+        put_in_place(Path(cpp_build.build_whole(ONE)), other, how)
+        assert cpp_build.load_whole(ONE).number() == 1
+    assert counts["kernel refused"] == 2
+    (record,) = [r.getMessage() for r in caplog.records if "is not used" in r.getMessage()]
+    assert why in record
+    assert cpp_build.build_whole(ONE).startswith(str(cache))  # it was put there again
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("a link", "is a symbolic link"),
+        ("for a group to write", "can be written by other users"),
+        ("another user's", "belongs to another user"),
+    ],
+)
+def test_nothing_is_loaded_from_a_folder_that_others_may_have_written(
+    how: str, why: str, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if how == "another user's" and os.geteuid() != 0:
+        pytest.skip("files cannot be given away")
+    cpp_build.find_compiler()
+    counts.pop("kernels not kept", None)
+    place = Path(cpp_build.build_whole(ONE)).parent
+    assert place.is_relative_to(cache)
+    if how == "a link":
+        place.rename(cache / "real")
+        place.symlink_to(cache / "real")
+    elif how == "another user's":
+        os.chown(place, 12345, 12345)
+    else:
+        place.chmod(0o770)
+    for _ in range(2):
+        assert not cpp_build.build_whole(ONE).startswith(str(cache))
+        assert cpp_build.load_whole(ONE).number() == 1
+    assert counts["kernels not kept"] == 4
+    (record,) = [r.getMessage() for r in caplog.records if "cannot be used" in r.getMessage()]
+    assert why in record
+
+
+def test_a_folder_that_takes_the_place_of_the_one_looked_at_is_not_loaded_from(
+    cache: Path,
+) -> None:
+    """Who may write to the folder above can rename this one at any moment."""
+    other = Path(cpp_build.build_whole(TWO))
+    name = Path(cpp_build.build_whole(ONE)).name
+
+    def loader(path: str) -> ctypes.CDLL:
+        other.parent.rename(cache / "away")
+        other.parent.mkdir()
+        shutil.copy2(cache / "away" / other.name, other.parent / name)
+        return ctypes.CDLL(path)
+
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("folders cannot be reached by their descriptor")
+    assert cpp_build._load(cpp_build.find_compiler(), ONE, loader=loader).number() == 1
+
+
+def test_the_cache_is_used_whatever_the_umask_and_when_it_was_emptied(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpp_build.find_compiler()
+    done = count_compilations(monkeypatch)
+    unit = f"// {cache}\n{ONE}"
+    before = os.umask(0)
+    try:
+        for emptied in range(2):
+            for _ in range(2):
+                assert cpp_build.load_whole(unit).number() == 1
+            assert len(done) == emptied + 1
+            shutil.rmtree(cache / "kernels")
+    finally:
+        os.umask(before)
 
 
 def test_what_the_compiler_refuses_is_an_error_with_its_words(cache: Path) -> None:
@@ -111,7 +227,7 @@ def test_what_cannot_be_loaded_from_the_cache_is_built_elsewhere(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def loader(path: str) -> ctypes.CDLL:  # as on a file system from which nothing is executed
-        if path.startswith(str(cache)):
+        if os.path.realpath(path).startswith(str(cache)):
             raise OSError("failed to map segment")
         return ctypes.CDLL(path)
 

@@ -20,7 +20,7 @@ from undertow.backend.carried import make_ready, reduced_inputs
 from undertow.backend.kept import Halves, partition_within
 from undertow.backend.native import decompositions, settled
 from undertow.backend.options import BackendOptions, parse_options
-from undertow.backend.outside import tell_what_is_outside
+from undertow.backend.outside import tell_of_ddp, watch_for_fully_shard
 from undertow.backend.pipeline import compile_part
 from undertow.backend.scheduled import Part
 from undertow.capture import torch_api
@@ -32,9 +32,7 @@ __all__ = ["compiled_backward", "undertow"]
 
 _numbers = itertools.count()
 
-# Torch loads this module when a model is first compiled with it. Where every frame is left to eager
-# execution, as it is around the hooks of `fully_shard`, the backend itself is never called.
-tell_what_is_outside()
+watch_for_fully_shard()  # torch loads this module when a model is first compiled with it
 
 
 def undertow(
@@ -46,7 +44,7 @@ def undertow(
 ) -> Callable[..., Any]:
     """The backend, as `torch.compile` calls it; `options` are those of docs/train.md."""
     chosen = settled(parse_options(options, mode), example_inputs)
-    tell_what_is_outside()
+    tell_of_ddp()
     compilation = _Compilation(chosen)
     return compilation.compile(gm, example_inputs)
 

@@ -23,6 +23,7 @@ FUSIONS = ("priced", "benchmark")
 RANDOMS = ("eager", "own")
 CHECKS = ("raise", "log")
 MEASURE = "measure"
+YEAR = 365 * 24 * 3600  # seconds
 SHOW = "UNDERTOW_SHOW"
 """The environment variable that names a folder for generated modules."""
 
@@ -114,6 +115,13 @@ def _path(name: str, value: Any) -> Path | None:
     raise OptionError(f"the option {name!r} is {value!r}; give a path")
 
 
+def _plan(name: str, value: Any) -> Path | None:
+    path = _path(name, value)
+    if path is not None and not os.path.exists(path):
+        raise OptionError(f"the option {name!r} is {value!r}: there is no such file or folder")
+    return path
+
+
 def _flag(name: str, value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -134,9 +142,12 @@ def _count(name: str, value: Any) -> int:
 
 
 def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 < value <= YEAR:  # more than a store's clock can count is an error there
         return float(value)
-    raise OptionError(f"the option {name!r} is {value!r}; give seconds, more than 0")
+    raise OptionError(
+        f"the option {name!r} is {value!r}; give seconds, more than 0 and at most a year ({YEAR})"
+    )
 
 
 def _codegen(name: str, value: Any) -> str:
@@ -186,7 +197,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "merge": _merge,
     "embedding_rows": _count,
     "split": _flag,
-    "plan": _path,
+    "plan": _plan,
     "save": _path,
     "report": _path,
     "show": _path,

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import Store
 from torch._C._dynamo.guards import (  # type: ignore[attr-defined]  # not in its stub
     _empty_strided_cpu as empty_strided_cpu,
 )
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -46,6 +47,7 @@ __all__ = [
     "aot_backend",
     "autograd_collectives",
     "backend_of_group",
+    "before_compilations",
     "check_version",
     "collectives",
     "compiled_autograd",
@@ -77,6 +79,7 @@ __all__ = [
     "unbacked_symbols",
     "uses_python_reducer",
     "view_of",
+    "with_effects",
     "without_fakes",
 ]
 
@@ -178,6 +181,29 @@ def has_fully_sharded_modules() -> bool:
 
     modules = list(_composable_state._module_state_mapping)
     return any(isinstance(module, FSDPModule) for module in modules)
+
+
+class _Lasting(list[Callable[[Any], None]]):
+    """Callbacks of which some stay when they are cleared, as `torch._dynamo.reset` does."""
+
+    def __init__(self, lasting: list[Callable[[Any], None]], others: list[Any]) -> None:
+        super().__init__([*lasting, *others])
+        self.lasting = lasting
+
+    def clear(self) -> None:
+        self[:] = self.lasting
+
+
+def before_compilations(function: Callable[[], None]) -> None:
+    """Call `function` whenever Dynamo takes up a frame, or a backward that it left for later, for
+    whichever backend, for as long as this process runs. It must not raise."""
+    from torch._dynamo.callback import callback_handler
+
+    there = callback_handler.start_callbacks
+    if not isinstance(there, _Lasting):
+        there = callback_handler.start_callbacks = _Lasting([], there)
+    there.lasting.append(lambda _: function())
+    there.append(there.lasting[-1])
 
 
 def compiled_autograd(compiler: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from undertow.cli.app import subcommand
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.cli.train_worker import OURS, PYTORCH, Setup
-from undertow.cli.training import Place, Team, TrainingError, free_port
+from undertow.cli.training import Place, Team, TrainingError, ending_at_sigterm, free_port
 from undertow.errors import unknown_name
 from undertow.program.serialize import load_json, timeline_from_json
 from undertow.report.page import Track, write_page
@@ -59,23 +60,27 @@ def command(
 
     Two gloo ranks of one thread each; the variants take turns, so that all see the same noise.
     Prints step times, the communication that stayed exposed in a measured step, and whether the
-    losses agree.
+    losses agree: exit code 0 if they do, 1 if they do not.
     """
     check_outputs(html)
     chosen = _chosen(variants)
     shown = next((name for name in reversed(chosen) if name in OURS), "")
     if html is not None and not shown:
         raise TrainingError("a page shows a step of ours: choose such a variant, or no --html")
-    with tempfile.TemporaryDirectory() as own:
+    with ending_at_sigterm(), tempfile.TemporaryDirectory() as own:
         folder = Path(own) if out is None else out
         results = train(steps, rounds, folder, chosen, layers)
         if html is not None:
             tracks = _tracks(folder / _folder(shown))
             write_page(html, tracks, title=_TITLE, subtitle=f"{shown}, backward")
+    difference = first_difference(results)
     if json:
-        show_json({"variants": results, "losses_agree": losses_agree(results)})
-        return
-    show(_report(results))
+        show_json({"variants": results, "losses_agree": not difference})
+    else:
+        show(_report(results))
+    if difference:
+        print(f"error: {difference}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _chosen(text: str) -> list[str]:
@@ -151,14 +156,19 @@ def _loopback() -> str:
     return next((name for name in ("lo", "lo0") if name in names), names[0])
 
 
-def losses_agree(results: dict[str, Any]) -> bool:
-    """Whether every variant has the same losses, step by step."""
-    first = next(iter(results.values()))["losses"]
-    return all(
-        abs(a - b) <= _SAME * abs(a)
-        for entry in results.values()
-        for a, b in zip(first, entry["losses"], strict=True)
-    )
+def first_difference(results: dict[str, Any]) -> str:
+    """A sentence on the first variant whose losses are not those of the first; empty if all have
+    the same, step by step."""
+    first, *others = results
+    for other in others:
+        pairs = zip(results[first]["losses"], results[other]["losses"], strict=True)
+        for step, (a, b) in enumerate(pairs):
+            if not abs(a - b) <= _SAME * abs(a):  # neither where one of them is no number
+                return (
+                    f"the losses differ: in step {step + 1} {first!r} has {a:.6f} and {other!r} "
+                    f"{b:.6f}, so that one of them computes something else"
+                )
+    return ""
 
 
 def _report(results: dict[str, Any]) -> Iterator[RenderableType]:
@@ -179,11 +189,9 @@ def _report(results: dict[str, Any]) -> Iterator[RenderableType]:
         )
     yield table
     yield Text("Memory is the peak above what the process held before it had a model.", style="dim")
-    count = len(next(iter(results.values()))["losses"])
-    if losses_agree(results):
+    if not first_difference(results):
+        count = len(next(iter(results.values()))["losses"])
         yield Text(f"The losses of all variants agree, in each of {count} steps.")
-    else:
-        yield Text("The losses differ: one of these variants computes something else.", style="red")
 
 
 def _time(seconds: float) -> str:

@@ -11,9 +11,12 @@ need as captured, in which layers stay gathered until backward, and embeddings b
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
+import select
+import signal
 import sys
 import time
 import traceback
@@ -33,6 +36,7 @@ OURS = (
     KEPT,
 )
 VARIANTS = ("compute", *PYTORCH, *OURS)
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,20 @@ def _measured() -> dict[str, int]:
     }
 
 
+def _end_with_parent() -> None:
+    """Have this process killed when who started it is gone, wherever it is then: in a collective or
+    a compilation it does not see the end of its input. (Linux)"""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(0, 0)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):  # it was gone before
+        os._exit(1)
+
+
 def main() -> None:
+    _end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what others print does not get between the answers
     try:

@@ -6,17 +6,21 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import IO, Any
 
 from undertow.cli.train_worker import Setup
 from undertow.errors import UndertowError
+
+_TERMINATED = 128 + signal.SIGTERM  # the exit code, as shells give it
 
 
 class TrainingError(UndertowError):
@@ -31,8 +35,23 @@ class Place:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+@contextlib.contextmanager
+def ending_at_sigterm() -> Iterator[None]:
+    """Within it SIGTERM is an exit like others, on which contexts are left, with 143; not where
+    another thread than the first asks, which may not have signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class Team:
-    """The ranks of one variant. Use as a context: all processes are gone on the way out."""
+    """The ranks of one variant. Use as a context: all processes are gone on the way out, at once if
+    it is an error or an exit. A worker ends with the thread that started it, too (Linux)."""
 
     def __init__(
         self, setups: Sequence[Setup], places: Sequence[Place], timeout: float = 300.0
@@ -48,6 +67,7 @@ class Team:
                 self._start(setup, place)
             self._answers()
         except BaseException:
+            self._kill()
             self.close()
             raise
         return self
@@ -58,6 +78,8 @@ class Team:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        if kind is not None:
+            self._kill()
         self.close()
 
     def steps(self, count: int) -> list[dict[str, Any]]:
@@ -75,6 +97,11 @@ class Team:
                 return answers
             answers = self.steps(2)
         raise TrainingError(f"{self._setups[0].variant!r} still measures after {most} steps")
+
+    def _kill(self) -> None:
+        """End workers that may be waiting for each other."""
+        for worker in self._workers:
+            worker.kill()
 
     def close(self) -> None:
         for worker in self._workers:

@@ -1,16 +1,15 @@
 """Compiling generated C++ and keeping what was built.
 
 A unit is named by the hash of its text, the compiler and the flags, so equal units are built once
-and a warm start compiles nothing. Many processes may build at once: each writes a file of its own
-and renames it. A file is loaded only if it belongs to us and is what was written. Large units are
-compiled in parts, as many at once as this process has cores for, and linked to one library.
+and a warm start compiles nothing. Many processes may build at once: each does so in a folder of its
+own and puts the result into the cache (`libraries` says what may be loaded from there). Large units
+are compiled in parts, as many at once as this process has cores for, and linked to one library.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import errno
 import functools
 import hashlib
 import importlib.util
@@ -28,6 +27,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from undertow.cache import cache_dir
+from undertow.codegen.libraries import Room
 from undertow.errors import UndertowError
 from undertow.runtime.notices import say_once
 from undertow.workers import cores
@@ -150,8 +150,8 @@ def compilers_at_once() -> int:
 
 
 def build_whole(whole: str) -> str:
-    """The path of the library built from a whole text."""
-    return _built(find_compiler(), whole)
+    """The path of the library built from a whole text, which other processes may load too."""
+    return os.path.realpath(_built(find_compiler(), whole))
 
 
 def load_whole(whole: str, loader: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
@@ -181,20 +181,38 @@ def _load(
 
 
 def _built(compiler: Compiler, whole: str, parts: Parts = tuple, is_kept: bool = True) -> str:
-    """The path of the library built from a whole text, or from parts that are the same."""
-    digest = hashlib.sha256(f"{compiler.key}\0{_host()}\0{whole}".encode()).hexdigest()[:40]
-    path = (_room() if is_kept else Path(_private_folder())) / f"{digest}.so"
-    if not _is_good(path):
-        try:
-            _compile(compiler, whole, path, parts())
-        except (OSError, BuildError) as error:
-            if isinstance(error, BuildError) and os.strerror(errno.ENOSPC) not in str(error):
-                raise
-            _tell_not_kept(error)
-            path = Path(_private_folder()) / path.name
-            if not _is_good(path):
-                _compile(compiler, whole, path, parts())
-    return str(path)
+    """Where to load the library from that is built from a whole text, or from the same in parts."""
+    made_with = "\0".join((compiler.key, _host()))
+    unit = f"{_digest(made_with)} {_digest(whole)}"
+    name = _digest(unit)[:40]
+    room = _room() if is_kept else None
+    if room is not None and room.has(name, unit):
+        return room.library(name)
+    own = Path(_private_folder()) / f"{name}.so"
+    if not own.is_file():
+        with tempfile.TemporaryDirectory(dir=own.parent, prefix="build-") as folder:
+            built = Path(folder) / "unit.so"
+            _compile(compiler, whole, built, parts())
+            if room is not None and _is_now_in(room, name, unit, built):
+                return room.library(name)
+            built.replace(own)
+    elif room is not None and _is_now_in(room, name, unit, own):
+        return room.library(name)
+    return str(own)
+
+
+def _is_now_in(room: Room, name: str, unit: str, built: Path) -> bool:
+    """Put what was built into the cache; whether it can be loaded from there."""
+    try:
+        room.keep(name, unit, built)
+    except OSError as error:
+        _tell_not_kept(error)
+        return False
+    return room.has(name, unit)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @functools.cache
@@ -208,14 +226,12 @@ def _host() -> str:
     return "\n".join(wanted)
 
 
-def _room() -> Path:
+def _room() -> Room | None:
     try:
-        path = cache_dir() / "kernels"
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Room.at(cache_dir() / "kernels")
     except OSError as error:
-        path = Path(_private_folder())
         _tell_not_kept(error)
-    return path
+        return None
 
 
 def _tell_not_kept(error: Exception) -> None:
@@ -236,23 +252,6 @@ def _private_folder() -> str:
     return path
 
 
-def _is_good(path: Path) -> bool:
-    """Whether a built file is there, is ours, and is whole."""
-    try:
-        status = path.stat()
-        expected = path.with_suffix(".sha256").read_text(encoding="ascii")
-        content = path.read_bytes()
-    except (OSError, UnicodeDecodeError):
-        return False
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
-        _log.warning("ignoring %s, which belongs to another user", path)
-        return False
-    if hashlib.sha256(content).hexdigest() != expected:
-        _log.warning("ignoring %s, which is not what was built", path)
-        return False
-    return True
-
-
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
@@ -260,21 +259,16 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise BuildError(f"{shlex.join(command)} did not run: {error}") from error
 
 
-def _compile(compiler: Compiler, whole: str, path: Path, parts: Sequence[str] = ()) -> None:
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
-        source, built = Path(folder) / "unit.cpp", Path(folder) / "unit.so"
-        if len(parts) > 1:
-            _compile_parts(compiler, parts, built)
-        else:
-            source.write_text(whole, encoding="utf-8")
-            _call(compiler, [*compiler.flags, str(source), "-o", str(built)])
-        if not built.is_file():
-            raise BuildError(f"{compiler.version} wrote no library, and told of no error")
-        digest = Path(folder) / "unit.sha256"
-        digest.write_text(hashlib.sha256(built.read_bytes()).hexdigest(), encoding="ascii")
-        # the sum first: a file without its sum is built again, one with a stale sum too
-        digest.replace(path.with_suffix(".sha256"))
-        built.replace(path)
+def _compile(compiler: Compiler, whole: str, built: Path, parts: Sequence[str] = ()) -> None:
+    """Compile a unit to a library; what is needed for that is written beside it."""
+    if len(parts) > 1:
+        _compile_parts(compiler, parts, built)
+    else:
+        source = built.with_suffix(".cpp")
+        source.write_text(whole, encoding="utf-8")
+        _call(compiler, [*compiler.flags, str(source), "-o", str(built)])
+    if not built.is_file():
+        raise BuildError(f"{compiler.version} wrote no library, and told of no error")
 
 
 def _compile_parts(compiler: Compiler, parts: Sequence[str], built: Path) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from sys import _getframe, getrefcount
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -110,12 +110,13 @@ class MemoryCheck:
         self.line = 0
         for number in inputs:
             tensor = inputs[number]
-            if number in expected.schedule.lowered.spare and getrefcount(tensor) <= _ALONE:
+            is_spare = number in expected.schedule.lowered.spare and _has_storage(tensor)
+            if is_spare and getrefcount(tensor) <= _ALONE:
                 is_alone = tensor_users(tensor) == 1
                 if is_alone and storage_users(tensor.untyped_storage()) == 2:
                     self.watched.add(number)
             self._see(number, tensor)
-            self._place(number, tensor.data_ptr(), Turn("the inputs"))
+            self._place(number, _address(tensor), Turn("the inputs"))
 
     def born(self, segment: int, made: Mapping[int, torch.Tensor]) -> None:
         """A segment has run, and made these tensors."""
@@ -133,7 +134,7 @@ class MemoryCheck:
                 if number in self.inputs:
                     continue
                 if number in made:
-                    self._place(number, made[number].data_ptr(), turn)
+                    self._place(number, _address(made[number]), turn)
                 elif number in schedule.fresh or number not in expected.slots:
                     self._fail(f"{expected.label(number)} should be a tensor after {turn.name}")
                 else:
@@ -164,8 +165,8 @@ class MemoryCheck:
                     f"{turn.name}"
                 )
 
-    def _see(self, number: int, tensor: torch.Tensor) -> None:
-        if tensor.layout is torch.strided:
+    def _see(self, number: int, tensor: torch.Tensor | None) -> None:
+        if _has_storage(tensor):
             storage = self.storages[number] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             self.holders[storage.cdata] += 1
 
@@ -235,6 +236,15 @@ def _name(schedule: Schedule, at: int) -> str:
     if isinstance(step, Launch):
         return f"kernel {step.name} ({' '.join(step.kernels[0].origins[:4])})"
     return f"the call {step.origin}"
+
+
+def _has_storage(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Not a token of an effect, which is None, and not a sparse tensor."""
+    return tensor is not None and tensor.layout is torch.strided
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return tensor.data_ptr() if _has_storage(tensor) else None
 
 
 def _references(things: Mapping[int, object]) -> int:

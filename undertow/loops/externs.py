@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from undertow.capture.schema import named_arguments, written_parameters
-from undertow.capture.torch_api import OpOverload
+from undertow.capture.torch_api import OpOverload, with_effects
 from undertow.loops.dtypes import TAGS
 from undertow.loops.ir import Constant, Extern, View, product, span_of
 from undertow.loops.sizes import DynamicShapesError, Scalar, Size
@@ -112,7 +112,7 @@ def _result(lowering: Lowering, node: fx.Node, k: int, meta: Any, into: bool) ->
         return None
     check_static(meta)
     name = f"{node.name}_{k}" if k else node.name
-    if not lowerable(meta):
+    if not lowerable(meta) or (k == 0 and node.target is with_effects):  # a token
         return lowering.opaque(name, meta, "extern")
     sizes, strides = tuple(meta.shape), tuple(meta.stride())
     tag = TAGS[meta.dtype]

@@ -40,6 +40,7 @@ from undertow.loops.symbols import meta_tensor
 from undertow.loops.tensors import (
     all_lowerable,
     check_static,
+    effect_tokens,
     is_opaque,
     is_view,
     lowerable,
@@ -100,6 +101,7 @@ class Lowering:
         self.readers: dict[int, list[int]] = {}  # recipes that read a buffer
         self.by_nest: set[int] = set()  # buffers that nests make
         self.written = written_roots(gm.graph)
+        self.tokens = effect_tokens(gm.graph)
 
     # -- the walk ---------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class Lowering:
             known = isinstance(meta, int | float | bool | Size | Scalar)
             return meta if known else Passed(len(self.result.inputs))
         check_static(meta)
-        if not lowerable(meta):
+        if not lowerable(meta) or node in self.tokens:
             # known to extern calls alone: the buffer stands for the tensor, whatever it holds
             return self.opaque(node.name, meta, "input")
         sizes, strides = tuple(meta.shape), tuple(meta.stride())

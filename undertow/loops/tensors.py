@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from undertow.capture.schema import written_nodes
-from undertow.capture.torch_api import OpOverload, is_composite
+from undertow.capture.torch_api import OpOverload, is_composite, with_effects
 from undertow.loops.dtypes import TAGS
 from undertow.loops.ir import Constant, Instr, View
 from undertow.loops.sizes import DynamicShapesError, Size
@@ -44,6 +44,14 @@ def written_roots(graph: fx.Graph) -> set[fx.Node]:
         elif is_view(target) and isinstance(node.args[0], fx.Node):
             root[node] = root[node.args[0]]
     return found
+
+
+def effect_tokens(graph: fx.Graph) -> set[fx.Node]:
+    """Inputs by which calls with an effect are kept in sequence. The graph has them as tensors;
+    what comes when it runs is None."""
+    calls = graph.find_nodes(op="call_function", target=with_effects)
+    firsts = (call.args[0] for call in calls)
+    return {node for node in firsts if isinstance(node, fx.Node) and node.op == "placeholder"}
 
 
 def is_opaque(value: Any) -> bool:
