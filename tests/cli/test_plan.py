@@ -58,6 +58,15 @@ def test_json_has_what_scripts_need(undertow: Run) -> None:
     assert sum(row["count"] for row in data["communication"]) == data["collectives"]
 
 
+def test_collectives_that_the_memory_limit_holds_back_say_so(undertow: Run) -> None:
+    data = undertow("plan", "llama3-debug", "--memory", "1KiB", "--json").json["planned"]
+    found = [row for row in data["exposed"] if row["reason"] == "memory"]
+    assert found
+    for row in found:
+        assert row["missing_bytes"] >= data["peak_bytes"] - 1024
+        assert "the limit of 1 KiB" in row["sentence"]
+
+
 @pytest.mark.parametrize(
     ("model", "parallel", "kinds"),
     [

@@ -300,5 +300,7 @@ def _by_hand(
 
 def summarise_solution(solution: Solution) -> Summary:
     """The figures of a scheduled step, beside what no order, merging or splitting can beat."""
-    bound = Bound(BoundKind.ANY_MERGING, solution.plan.bound_ns)
-    return summarise(solution.merged.program, solution.timeline, Bounds((bound,)))
+    plan = solution.plan
+    bound = Bound(BoundKind.ANY_MERGING, plan.bound_ns)
+    allowed = plan.limits.allowed_above(plan.captured.peak_nbytes)
+    return summarise(solution.merged.program, solution.timeline, Bounds((bound,)), allowed)
