@@ -58,6 +58,52 @@ def test_json_has_what_scripts_need(undertow: Run) -> None:
     assert sum(row["count"] for row in data["communication"]) == data["collectives"]
 
 
+def test_every_collective_is_there_before_and_after(undertow: Run) -> None:
+    data = undertow("plan", "llama3-debug", "--cluster", "2xh100x8", "--json").json
+    rows, planned = data["each_collective"], data["planned"]
+    assert len(rows) == data["collectives"]
+    for side, figures in (("before", data), ("after", planned)):
+        for what in ("communication", "exposed"):
+            total = sum(row[side][f"{what}_seconds"] for row in rows)
+            assert total == pytest.approx(figures[f"{what}_seconds"])
+    exposed = {row["name"]: row for row in planned["exposed"]}
+    for row in rows:
+        names = [run["name"] for run in row["runs"]]
+        assert names
+        if row["after"]["exposed_seconds"] > 0:
+            assert row["limited_by"] in {exposed[name]["reason"] for name in names}
+            assert row["sentence"] in {exposed[name]["sentence"] for name in names}
+    merged = [row for row in rows if row["runs"][0]["collectives"] > 1]
+    assert len(merged) == planned["merged_collectives"] > 0
+    assert any(row["start_moved_up"] > 0 for row in rows)
+
+
+def test_every_collective_is_shown_where_that_is_asked_for(undertow: Run) -> None:
+    plain = undertow("plan", "llama3-debug", "--cluster", "2xh100x8")
+    shown = undertow("plan", "llama3-debug", "--cluster", "2xh100x8", "--collectives")
+    assert "runs as" not in plain.out
+    for piece in ("runs as", "all_gather_into_tensor_38", "bucket of", "alone", " up", "in place"):
+        assert piece in shown.out
+
+
+def test_without_a_plan_no_collective_is_compared(undertow: Run) -> None:
+    data = undertow("plan", "llama3-debug", "--captured-only", "--json").json
+    assert data["each_collective"] == []
+    for other in (("--captured-only",), ("--pareto",), ("--sweep", "batch=1,2")):
+        result = undertow("plan", "llama3-debug", "--collectives", *other)
+        assert result.code == 2
+        assert "--collectives" in result.err
+
+
+def test_collectives_that_the_memory_limit_holds_back_say_so(undertow: Run) -> None:
+    data = undertow("plan", "llama3-debug", "--memory", "1KiB", "--json").json["planned"]
+    found = [row for row in data["exposed"] if row["reason"] == "memory"]
+    assert found
+    for row in found:
+        assert row["missing_bytes"] >= data["peak_bytes"] - 1024
+        assert "the limit of 1 KiB" in row["sentence"]
+
+
 @pytest.mark.parametrize(
     ("model", "parallel", "kinds"),
     [

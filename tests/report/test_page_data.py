@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.programs import random_order, random_program
+from tests.report.steps import two_layers
 from undertow.program import Kind, Timeline, lower_bounds, parse_program, simulate
-from undertow.report.page import Track
+from undertow.report.page import Track, page
 from undertow.report.page_data import Encoder, used_colours
 from undertow.report.summary import summarise
 
@@ -90,3 +91,10 @@ def test_colours_are_those_of_what_runs() -> None:
     colours = used_colours([simulate(program)])
     _, tables = encode(simulate(program))
     assert [tables["colours"][i][0] for i in colours] == ["collective"]
+
+
+def test_a_planned_track_says_what_memory_holds_back() -> None:
+    timeline = two_layers()
+    track = Track("planned", timeline, allowed_nbytes=timeline.peak_nbytes)
+    assert "with 24 MiB more memory" in page([track], title="t")
+    assert "more memory" not in page([Track("captured", timeline)], title="t")

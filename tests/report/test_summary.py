@@ -64,3 +64,19 @@ def test_launches_that_hold_up_compute_show_as_idle() -> None:
     timeline = run("machine launch=10us\na compute 1us\nb compute 1us")
     summary = summarise(timeline.program, timeline, lower_bounds(timeline.program))
     assert summary.idle_ns == 19_000
+
+
+def test_what_memory_holds_back_says_how_many_bytes_are_missing() -> None:
+    timeline = two_layers()
+    bounds = lower_bounds(timeline.program)
+    by_name = {
+        row["name"]: row
+        for row in summarise(timeline.program, timeline, bounds, timeline.peak_nbytes).to_json()[
+            "exposed"
+        ]
+    }
+    gather = by_name["gather2"]
+    assert (gather["reason"], gather["missing_bytes"]) == ("memory", 24 << 20)
+    assert "with 24 MiB more memory" in gather["sentence"]
+    free = summarise(timeline.program, timeline, bounds).to_json()["exposed"]
+    assert all("missing_bytes" not in row for row in free)

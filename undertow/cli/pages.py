@@ -26,7 +26,7 @@ def plan_tracks(step: PlannedStep) -> list[Track]:
     members = bucket_members(whole, solution.merged)
     return [
         Track("captured", step.timeline, bound, (device,)),
-        Track("planned", solution.timeline, bound, limits, members),
+        Track("planned", solution.timeline, bound, limits, members, allowed_nbytes=allowed),
     ]
 
 

@@ -18,7 +18,7 @@ from undertow.cli.step import JobsOption, StepOptions, progress_bar, read_plan, 
 from undertow.errors import UndertowError
 from undertow.planner import PlannedStep
 from undertow.program import program_to_json, save_json
-from undertow.report.text import Figure, report
+from undertow.report.text import Figure, collectives_table, report
 from undertow.report.trace import timeline_to_trace
 from undertow.units import format_nbytes
 
@@ -65,6 +65,9 @@ def command(
         Path | None,
         typer.Option(metavar="FILE", help="Write the Program, for `undertow simulate`."),
     ] = None,
+    collectives: Annotated[
+        bool, typer.Option("--collectives", help="Show every collective before and after planning.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Predict the training step of a model on a cluster, without a GPU.
@@ -87,12 +90,15 @@ def command(
         raise UndertowError(
             "--manual makes a plan of its own: leave out --captured-only and --plan"
         )
+    if captured_only and collectives:
+        raise UndertowError("--captured-only makes no plan that --collectives could show")
     if sweep or pareto:
         for option, is_given in {
             "--plan": plan_file is not None,
             "--trace": trace is not None,
             "--save": save is not None,
             "--captured-only": captured_only,
+            "--collectives": collectives,
             "--save-plan": bool(sweep) and save_plan is not None,
             "--pareto": bool(sweep) and pareto,
         }.items():
@@ -113,7 +119,7 @@ def command(
         if json:
             show_json(planned.to_json())
         else:
-            show(plan_report(planned, outputs.paths()))
+            show(plan_report(planned, outputs.paths(), with_collectives=collectives))
 
 
 def _sweep(
@@ -215,9 +221,13 @@ def write_files(step: PlannedStep, outputs: Outputs) -> None:
         save_json(outputs.save_plan, step.solution.plan.to_json())
 
 
-def plan_report(step: PlannedStep, written: list[Path]) -> Iterator[RenderableType]:
+def plan_report(
+    step: PlannedStep, written: list[Path], *, with_collectives: bool = False
+) -> Iterator[RenderableType]:
     """A planned step for a reader."""
     yield from report(step.summary, figures(step), step.planned, _merged(step))
+    if with_collectives:
+        yield collectives_table(step.collectives)
     for line in (*step.captured.notes, *step.assumptions):
         yield f"note: {line}"
     for path in written:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from undertow.cost.cluster import Cluster
@@ -27,6 +28,7 @@ from undertow.program import (
     verify,
 )
 from undertow.progress import Clock, Progress, silent
+from undertow.report.collectives import PlannedCollective, planned_collectives
 from undertow.report.summary import Summary, summarise
 from undertow.schedule.buckets import Reprice, propose_of_size
 from undertow.schedule.limits import Limits
@@ -34,6 +36,7 @@ from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
 from undertow.schedule.splits import Splitting
+from undertow.schedule.statistics import plan_statistics
 
 if TYPE_CHECKING:
     from undertow.capture.models import Example
@@ -90,9 +93,21 @@ class PlannedStep:
             "assumptions": list(self.assumptions),
             "notes": list(self.captured.notes),
             "planned": self._planned_json(),
+            "each_collective": [collective.to_json() for collective in self.collectives],
             "cached": self.cached,
             "planning_seconds": dict(self.seconds),
         }
+
+    @cached_property
+    def collectives(self) -> tuple[PlannedCollective, ...]:
+        """Every captured collective before and after planning: its time on the wire, hidden and
+        exposed, how far it moved, what it runs in and why it is still exposed; none where only the
+        captured order was asked for."""
+        if self.planned is None or self.solution is None:
+            return ()
+        made = self.solution
+        found = plan_statistics(self.timeline, made.timeline, made.merged, made.divided)
+        return planned_collectives(self.program, found, self.planned)
 
     @property
     def split_collectives(self) -> int:
@@ -300,5 +315,7 @@ def _by_hand(
 
 def summarise_solution(solution: Solution) -> Summary:
     """The figures of a scheduled step, beside what no order, merging or splitting can beat."""
-    bound = Bound(BoundKind.ANY_MERGING, solution.plan.bound_ns)
-    return summarise(solution.merged.program, solution.timeline, Bounds((bound,)))
+    plan = solution.plan
+    bound = Bound(BoundKind.ANY_MERGING, plan.bound_ns)
+    allowed = plan.limits.allowed_above(plan.captured.peak_nbytes)
+    return summarise(solution.merged.program, solution.timeline, Bounds((bound,)), allowed)

@@ -105,7 +105,9 @@ def explain_task(
     task = program.tasks[found.task]
     start = task.start if task.kind is Kind.WAIT else found.task
     exposed = int(timeline.exposed[start]) if task.kind in (Kind.START, Kind.WAIT) else 0
-    reason = explain(timeline, start) if exposed else None
+    captured_nbytes = solution.plan.captured.peak_nbytes
+    allowed = solution.plan.limits.allowed_above(captured_nbytes)
+    reason = explain(timeline, start, allowed) if exposed else None
     work = program.tasks[start].work
     return Explained(
         found.collective if found.bucket and task.kind is Kind.START else task.name,

@@ -61,8 +61,9 @@ class Member:
 class Track:
     """One Timeline on the page, simulated or measured.
 
-    `members` opens buckets: start -> the collectives that it runs as one (`bucket_members`). A
-    Timeline whose memory is nothing at all (many measured ones) has no memory curve drawn.
+    `members` opens buckets: start -> the collectives that it runs as one (`bucket_members`).
+    `allowed_nbytes` is the peak that the order was planned within, if there was a limit. A Timeline
+    whose memory is nothing at all (many measured ones) has no memory curve drawn.
     """
 
     name: str  # "captured", "planned", "measured, rank 3"
@@ -71,6 +72,7 @@ class Track:
     limits: tuple[Line, ...] = ()
     members: Mapping[int, tuple[Member, ...]] = field(default_factory=dict)
     note: str = ""
+    allowed_nbytes: int | None = None
 
 
 def bucket_members(captured: Program, merged: Merged) -> dict[int, tuple[Member, ...]]:
@@ -142,7 +144,8 @@ def page(
 
 def _summary(track: Track) -> Summary:
     bound = track.bound or Bound(BoundKind.STREAM_TOTAL, 0)
-    return summarise(track.timeline.program, track.timeline, Bounds((bound,)))
+    program, timeline = track.timeline.program, track.timeline
+    return summarise(program, timeline, Bounds((bound,)), track.allowed_nbytes)
 
 
 # -- the file ------------------------------------------------------------------------------------

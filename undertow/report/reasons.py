@@ -15,7 +15,8 @@ import numpy as np
 
 from undertow.program import Kind, Program, Timeline
 from undertow.program.model import IntArray
-from undertow.units import format_ns
+from undertow.report.shortage import Room, Shortage
+from undertow.units import format_nbytes, format_ns
 
 MEASURED = "measured"
 """`priced_by` of a task that ran, as a trace tells."""
@@ -25,6 +26,7 @@ class Reason(StrEnum):
     """What exposes a collective."""
 
     STREAM_BUSY = "stream busy"  # its group was busy with an earlier collective
+    MEMORY = "memory"  # it would start earlier if the order might take more memory
     PRODUCER = "producer"  # it was started as soon as its input was made: too late
     WAITED_AT_ONCE = "waited at once"  # nothing runs between its start and its wait
     SHORT_COVER = "short cover"  # what runs between its start and its wait is too short
@@ -53,11 +55,16 @@ class Explanation:
     spare_ns: int  # how much later its result is needed: the wait could move down by this
     blocker: int  # STREAM_BUSY: the collective before it; else the task that made its input; or -1
     wait: int  # the wait at which compute stood still, -1 for none
+    shortage: Shortage | None = None  # what an earlier start would take beyond the memory limit
 
 
-def explain_all(timeline: Timeline) -> list[Explanation]:
-    """An explanation for each exposed collective, the most exposed first."""
-    view = _View(timeline)
+def explain_all(timeline: Timeline, allowed_nbytes: int | None = None) -> list[Explanation]:
+    """An explanation for each exposed collective, the most exposed first.
+
+    `allowed_nbytes` is the peak that the order was planned within; without it, as in a captured
+    order, memory is nothing that holds a start back.
+    """
+    view = _View(timeline, allowed_nbytes)
     return [
         _explain(view, exposure.start)
         for exposure in timeline.exposures()
@@ -65,9 +72,13 @@ def explain_all(timeline: Timeline) -> list[Explanation]:
     ]
 
 
-def explain(timeline: Timeline, start: int) -> Explanation | None:
+def explain(
+    timeline: Timeline, start: int, allowed_nbytes: int | None = None
+) -> Explanation | None:
     """Why the collective that begins with task `start` is exposed; None if it is not."""
-    return _explain(_View(timeline), start) if timeline.exposed[start] > 0 else None
+    if timeline.exposed[start] <= 0:
+        return None
+    return _explain(_View(timeline, allowed_nbytes), start)
 
 
 def sentence(program: Program, why: Explanation) -> str:
@@ -81,10 +92,13 @@ def sentence(program: Program, why: Explanation) -> str:
                 f"{group} was busy with {_named(program, why.blocker)} for "
                 f"{format_ns(why.queued_ns)} after it was started"
             )
+        case Reason.MEMORY:
+            assert why.shortage is not None
+            return f"{_short(program, why.shortage)}{_later(why)}"
         case Reason.PRODUCER:
             return (
                 f"it starts as soon as {_named(program, why.blocker)} has made its input and "
-                f"{_cover(why)}{_later(why)}"
+                f"{_cover(why)}{_with_more(why) or _later(why)}"
             )
         case Reason.WAITED_AT_ONCE:
             return f"it is waited for immediately after its start{_moves(why)}"
@@ -127,8 +141,29 @@ def _cover(why: Explanation) -> str:
     return f"only {format_ns(why.covered_ns)} run before its wait"
 
 
+def _short(program: Program, short: Shortage) -> str:
+    earlier, missing = format_ns(short.earlier_ns), format_nbytes(short.missing_nbytes)
+    limit, at = format_nbytes(short.limit_nbytes), _named(program, short.at)
+    how = "exceeded in any case, most" if short.is_over else "reached"
+    return (
+        f"it would start {earlier} earlier with {missing} more memory: the limit of {limit} is "
+        f"{how} at {at}"
+    )
+
+
+def _with_more(why: Explanation) -> str:
+    """What memory keeps it from, where that is not what exposes most of it."""
+    if why.shortage is None:
+        return ""
+    earlier = format_ns(why.shortage.earlier_ns)
+    missing = format_nbytes(why.shortage.missing_nbytes)
+    return f"; it would start {earlier} earlier with {missing} more memory"
+
+
 def _moves(why: Explanation) -> str:
     """Where its start or its wait could go; the start first, which costs no delay of a result."""
+    if why.shortage:
+        return _with_more(why)
     if why.slack_ns:
         return f"; its input was there {format_ns(why.slack_ns)} earlier"
     return _later(why)
@@ -144,8 +179,9 @@ def _later(why: Explanation) -> str:
 class _View:
     """The Timeline by position, and who ran before whom on each stream."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, allowed_nbytes: int | None) -> None:
         self.timeline = timeline
+        self.room = None if allowed_nbytes is None else Room(timeline, allowed_nbytes)
         self.program = timeline.program
         self.place: list[int] = timeline.order.positions().tolist()
         self.passed = self._compute_time_by_position()
@@ -211,13 +247,17 @@ def _explain(view: _View, start: int) -> Explanation:
     slack = view.slack_ns(start, producer)
     covered = int(timeline.ready[wait]) - ready if wait >= 0 else end - exposed - ready
     queued, stretched = begin - ready, max(end - begin - task.ns, 0)
-    blocker = producer
+    blocker, shortage = producer, None
+    if wait >= 0 and view.room:
+        shortage = view.room.shortage(start, view.before[start])
     if wait < 0:
         reason = Reason.NEVER_WAITED
     elif 2 * queued >= exposed and view.before[start] >= 0:
         reason, blocker = Reason.STREAM_BUSY, view.before[start]
     elif 2 * stretched >= exposed:
         reason = Reason.SLOWED
+    elif shortage and 2 * shortage.blocked_ns >= exposed:
+        reason = Reason.MEMORY
     elif slack == 0 and producer >= 0:
         reason = Reason.PRODUCER
     elif covered == 0:
@@ -236,4 +276,5 @@ def _explain(view: _View, start: int) -> Explanation:
         spare_ns=view.spare_ns(wait),
         blocker=blocker,
         wait=wait,
+        shortage=shortage,
     )

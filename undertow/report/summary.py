@@ -72,6 +72,15 @@ class ExposedCollective:
             "share": self.share,
             "reason": self.why.reason.value,
             "sentence": self.sentence,
+        } | self._shortage_json()
+
+    def _shortage_json(self) -> dict[str, Any]:
+        short = self.why.shortage
+        if short is None:
+            return {}
+        return {
+            "missing_bytes": short.missing_nbytes,
+            "earlier_seconds": short.earlier_ns / _SECOND,
         }
 
 
@@ -155,8 +164,13 @@ class Summary:
         )
 
 
-def summarise(program: Program, timeline: Timeline, bounds: Bounds) -> Summary:
-    """The figures of `timeline`, with the best of `bounds` beside them."""
+def summarise(
+    program: Program, timeline: Timeline, bounds: Bounds, allowed_nbytes: int | None = None
+) -> Summary:
+    """The figures of `timeline`, with the best of `bounds` beside them.
+
+    `allowed_nbytes` is the peak that its order was planned within, if there was a limit.
+    """
     best = bounds.best
     peak = program.tasks[timeline.peak_task] if timeline.peak_task >= 0 else None
     return Summary(
@@ -177,7 +191,7 @@ def summarise(program: Program, timeline: Timeline, bounds: Bounds) -> Summary:
         collectives=len(program.starts),
         streams=_streams(timeline),
         communication=_communication(timeline),
-        exposed=tuple(_exposed(timeline, why) for why in explain_all(timeline)),
+        exposed=tuple(_exposed(timeline, why) for why in explain_all(timeline, allowed_nbytes)),
         priced_by=_priced_by(program),
     )
 

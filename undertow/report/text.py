@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from undertow.report.collectives import PlannedCollective
 from undertow.report.summary import ExposedCollective, Summary
 from undertow.units import format_nbytes, format_ns
 
@@ -140,11 +141,42 @@ def exposed_table(summary: Summary, limit: int = MOST_EXPOSED) -> Table:
     return rows
 
 
+def collectives_table(collectives: Iterable[PlannedCollective]) -> Table:
+    """What a Plan made of every captured collective: its figures as captured, and below them as
+    planned."""
+    rows = table(
+        "collective\nmodule", "=group", ">time\nplanned", ">hidden\nplanned", ">exposed\nplanned",
+        "=start\nwait", "=runs as\nexposed by",
+    )  # fmt: skip
+    for each in collectives:
+        before, after = each.row.before, each.row.after
+        exposed = Text(f"{format_ns(before.exposed_ns)}\n")
+        exposed.append(format_ns(after.exposed_ns), style=_BAD if after.exposed_ns else _GOOD)
+        rows.add_row(
+            _named(each.row.name, each.module),
+            Text(each.row.group),
+            f"{format_ns(before.communication_ns)}\n{format_ns(after.communication_ns)}",
+            f"{format_ns(before.hidden_ns)}\n{format_ns(after.hidden_ns)}",
+            exposed,
+            f"{_moved(each.row.start_places)}\n{_moved(-each.row.wait_places)}",
+            f"{each.runs_as}\n{each.limited_by}",
+        )
+    return rows
+
+
+def _moved(up: int) -> str:
+    return f"{abs(up)} {'up' if up > 0 else 'down'}" if up else "in place"
+
+
 def _name(collective: ExposedCollective) -> Text:
-    """The task's name, and under it where it comes from."""
-    name = Text(collective.name)
-    if collective.module:
-        name.append(f"\n{collective.module}", style=_DIM)
+    return _named(collective.name, collective.module)
+
+
+def _named(task: str, module: str) -> Text:
+    """A task's name, and under it where it comes from."""
+    name = Text(task)
+    if module:
+        name.append(f"\n{module}", style=_DIM)
     return name
 
 

@@ -12,7 +12,7 @@ from undertow.schedule.passes import (
     find_scheduler,
     run_pipeline,
 )
-from undertow.schedule.statistics import Statistics, collective_statistics
+from undertow.schedule.statistics import Statistics, collective_statistics, plan_statistics
 
 __all__ = [
     "ITERATIVE_PIPELINE",
@@ -28,6 +28,7 @@ __all__ = [
     "collective_statistics",
     "find_scheduler",
     "pin_collectives",
+    "plan_statistics",
     "restore_sequences",
     "run_pipeline",
 ]

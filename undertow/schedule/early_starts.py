@@ -36,6 +36,18 @@ class Edges:
         return bool(needed_by) and all(user in users for user in needed_by)
 
 
+def travels(program: Program, edges: Edges, task: int, members: list[int]) -> bool:
+    """Whether `task` may go with a start (the first of `members`) and what goes with it already: it
+    is cheap and only serves them."""
+    if program.kinds[task] not in (VIEW, COMPUTE) or len(members) == MOST_MEMBERS:
+        return False
+    ns = sum(program.tasks[member].ns for member in members[1:])
+    allowed = max(program.tasks[members[0]].ns // CHEAP_SHARE, CHEAP_NS)
+    if ns + program.tasks[task].ns > allowed:
+        return False
+    return edges.serves_only(task, members)
+
+
 def raise_all(program: Program, order: Order, limits: Limits, edges: Edges) -> Order:
     """Every start as early as hazards and limits allow."""
     step = step_of(program)
@@ -68,14 +80,7 @@ class _Raise:
         return FOREVER if self._program.kinds[task] is START else None
 
     def joins(self, task: int, unit: Unit) -> bool:
-        kind = self._program.kinds[task]
-        if kind not in (VIEW, COMPUTE) or len(unit.members) == MOST_MEMBERS:
-            return False
-        ns = sum(self._program.tasks[member].ns for member in unit.members[1:])
-        allowed = max(self._program.tasks[unit.head].ns // CHEAP_SHARE, CHEAP_NS)
-        if ns + self._program.tasks[task].ns > allowed:
-            return False
-        return self._edges.serves_only(task, unit.members)
+        return travels(self._program, self._edges, task, unit.members)
 
     def placed(self, task: int) -> None:
         pass
