@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
-# Debian packages that the tests need, beside Python, git, make and gcc.
-TEST_PACKAGES := chromium
+# Debian packages that the tests need, beside Python, git, make and gcc: a browser for the page, and
+# network namespaces for the slow link (tests of which are skipped without root).
+TEST_PACKAGES := chromium iproute2
 TESTS ?= tests undertow
 WORKERS ?= 2
 NATIVE := $(wildcard undertow/native/*.c undertow/native/*.h)
@@ -41,7 +42,7 @@ bench: $(VENV)/.test ## run all benchmarks
 		echo "== $$file"; $(BIN)/python -m bench.$$(basename $$file .py); done
 
 picture: $(VENV)/.test ## draw the README's picture of the page anew
-	scripts/debian.sh $(TEST_PACKAGES)
+	scripts/debian.sh chromium
 	$(BIN)/python -m scripts.page_picture
 
 clean: ## remove the environment and what was built

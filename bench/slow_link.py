@@ -90,7 +90,8 @@ class Link:
 
     def remove(self) -> None:
         for name in self.names:  # the pair goes with them
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+            with contextlib.suppress(FileNotFoundError):  # without `ip` nothing was made
+                subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 @contextlib.contextmanager

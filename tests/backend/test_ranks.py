@@ -80,6 +80,14 @@ def test_two_compiled_ranks_train_as_one_process(two: Ranks, case: Case) -> None
     assert min(two.run(parallelized, case, COMPILING)) > 0
 
 
+def with_aten_calls(case: Case) -> int:
+    return parallelized(case, codegen="aten")
+
+
+def test_compiled_experts_alone_train_as_one_process(two: Ranks) -> None:
+    assert min(two.run(with_aten_calls, Case("deepseek_moe", {"ep": 2}, "ep"), COMPILING)) > 0
+
+
 def with_other_sizes(how: str) -> tuple[float, dict[str, int]]:
     """On one rank: steps on batches of its own length, against one process on all of them. With
     "one rank" only the second rank's change, and it alone compiles again."""

@@ -100,6 +100,8 @@ def test_folders_and_files_that_do_not_fit_get_a_sentence(undertow: Run, tmp_pat
     file = timelines(tmp_path) / "graph0.forward.rank0.measured.json"
     assert "--step is for traces" in undertow("report", file, "--step", "3").err
     assert "one by one" in undertow("report", file, RANKS[0]).err
+    refused = undertow("report", tmp_path, RANKS[0]).err  # of another model
+    assert "ddp_rank0.json.gz is no trace of graph0.forward: where the task 'gather'" in refused
     file.write_text(file.read_text()[:-30])
     result = undertow("report", file)
     assert result.code == 2

@@ -13,6 +13,7 @@ from undertow.cli.app import subcommand
 from undertow.cli.output import check_outputs, show, show_json
 from undertow.cli.pricing import JsonOption
 from undertow.cli.step import JobsOption, progress_bar
+from undertow.cost.kineto import sort_trace
 from undertow.errors import UndertowError
 from undertow.program.serialize import load_json
 from undertow.report.beside import (
@@ -39,7 +40,8 @@ from undertow.workers import run_all
 app = subcommand()
 
 _MOST_TRACKS = 8  # on one page
-TIMELINES = (".measured.json", ".predicted.json")
+PREDICTED = ".predicted.json"
+TIMELINES = (".measured.json", PREDICTED)
 
 
 @app.command("report")
@@ -49,7 +51,8 @@ def command(
         typer.Argument(
             metavar="TRACE...",
             help="Files of torch.profiler, one for each rank; or Timelines of the backend "
-            "(*.measured.json, *.predicted.json), or the folder that they are in.",
+            "(*.measured.json, *.predicted.json), or the folder that they are in; or predicted "
+            "Timelines and traces.",
         ),
     ],
     step: Annotated[
@@ -71,12 +74,17 @@ def command(
 
     Of the Timelines in the folder of the backend's option `report` (or of `undertow train --out`)
     it lays what was measured beside what was predicted: the error of each class of work and of
-    each task, the slowest rank, and who made the others wait.
+    each task, the slowest rank, and who made the others wait. Traces may be given in place of
+    what the backend measured: `undertow report folder rank0.json.gz rank1.json.gz`.
     """
     check_outputs(html)
-    timelines = _timelines(traces, step)
+    has_traces = any(path.is_file() and not path.name.endswith(TIMELINES) for path in traces)
+    kinds = (PREDICTED,) if has_traces else TIMELINES
+    files = [file for path in traces for file in _files_of(path, kinds)]
+    timelines = [file for file in files if file.name.endswith(TIMELINES)]
     if timelines:
-        _report_beside(read_beside(timelines), html, json=json)
+        others = [file for file in files if file not in timelines]
+        _report_beside(_beside(timelines, others, step), html, json=json)
         return
     found = _read(traces, step, jobs, quiet=json)
     if html:
@@ -95,29 +103,27 @@ def command(
     show(f"wrote {path}" for path in (html,) if path)
 
 
-def _timelines(paths: Sequence[Path], step: str | None) -> list[tuple[Path, Any]]:
-    """The files of Timelines with their JSON, folders opened; nothing if they are traces."""
-    files = [file for path in paths for file in _files_of(path)]
-    if not any(file.name.endswith(TIMELINES) for file in files):
-        return []
-    others = [file for file in files if not file.name.endswith(TIMELINES)]
-    if others:
-        raise UndertowError(
-            f"{others[0]} is no timeline (*.measured.json, *.predicted.json), but {files[0]} is: "
-            "report traces and timelines one by one"
-        )
-    if step is not None:
+def _beside(timelines: Sequence[Path], traces: Sequence[Path], step: str | None) -> list[Beside]:
+    """What was predicted, and what measured Timelines or traces say of it."""
+    if step is not None and not traces:
         raise UndertowError("--step is for traces of torch.profiler: a timeline is of one call")
-    return [(file, load_json(file)) for file in files]
+    found = [(file, load_json(file)) for file in timelines]
+    if traces and not any(file.name.endswith(PREDICTED) for file in timelines):
+        raise UndertowError(
+            f"{timelines[0]} is measured, and so is the trace {traces[0]}: report them one by one, "
+            "or give a prediction (*.predicted.json) with the trace"
+        )
+    return read_beside(found, {trace: sort_trace(trace) for trace in traces}, step)
 
 
-def _files_of(path: Path) -> list[Path]:
+def _files_of(path: Path, kinds: tuple[str, ...]) -> list[Path]:
+    """A folder's Timelines: with traces the predicted ones alone, since traces are measured."""
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*.json") if file.name.endswith(TIMELINES))
+    found = sorted(file for file in path.rglob("*.json") if file.name.endswith(kinds))
     if not found:
         raise UndertowError(
-            f"{path} holds no timelines (*.measured.json); train with "
+            f"{path} holds no timelines (*{kinds[0]}); train with "
             "options={'report': ..., 'timeline': 5}, or `undertow train --out`"
         )
     return found

@@ -30,6 +30,7 @@ Shapes = tuple[tuple[int, ...], ...]
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # the last two: old
 _RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "runtime")
 _OPERATOR = re.compile(r"(?!c10d::|_c10d_functional::|profiler::)[A-Za-z_]\w*::\w+")
+_COMPILED = ("CompiledFunction", "Torch-Compiled Region")  # forward and backward; all of a frame
 _FLOATING = ("float", "bfloat", "complex")
 
 
@@ -81,6 +82,7 @@ class SortedTrace:
     c10d_calls: list[Event] = field(default_factory=list)
     functional_calls: list[Event] = field(default_factory=list)  # around those of c10d; waits too
     gloo_runs: list[Event] = field(default_factory=list)
+    compiled: list[Event] = field(default_factory=list)  # calls of compiled functions
     skipped: Counter[str] = field(default_factory=Counter)
 
 
@@ -159,6 +161,8 @@ def _sort(content: Any, events: list[Event]) -> SortedTrace:
             found.functional_calls.append(event)
         elif category == "cpu_op" and _OPERATOR.fullmatch(name):
             found.ops.append(event)
+        elif category == "cpu_op" and name.startswith(_COMPILED):
+            found.compiled.append(event)
     return found
 
 

@@ -1,14 +1,15 @@
 """Measured Timelines beside the predicted one: of one graph, on one axis, op by op.
 
-The backend leaves `LABEL.rankN.predicted.json` and `LABEL.rankN.measured.json` for each graph. All
-ranks of a graph run the same Program in the same order, so tasks are compared by their place.
+The backend leaves `LABEL.rankN.predicted.json` and `LABEL.rankN.measured.json` for each graph;
+traces of torch.profiler can stand for the latter. All ranks of a graph run the same Program in the
+same order, so tasks are compared by their place.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import numpy as np
 from rich.console import RenderableType
 
+from undertow.cost.kineto import SortedTrace
 from undertow.errors import ProgramError
 from undertow.program import Timeline
 from undertow.program.model import IntArray, Kind, Work
 from undertow.program.serialize import timeline_from_json
+from undertow.report.matched import match_trace
 from undertow.report.measured import Measured, measured_of
 from undertow.report.page import Track
 from undertow.report.ranks import compare_ranks, ranks_report
@@ -76,8 +79,15 @@ class Row:
         }
 
 
-def read_beside(files: Sequence[tuple[Path, Any]]) -> list[Beside]:
-    """Timelines by their graph, in the order of the files; each file with its JSON."""
+def read_beside(
+    files: Sequence[tuple[Path, Any]],
+    traces: Mapping[Path, SortedTrace] | None = None,
+    step: str | None = None,
+) -> list[Beside]:
+    """Timelines by their graph, in the order of the files; each file with its JSON.
+
+    Each of the traces is a rank's; what was predicted is looked for in all of them.
+    """
     predicted: dict[str, Timeline] = {}
     ranks: dict[str, dict[int, Measured]] = {}
     for path, data in files:
@@ -92,11 +102,34 @@ def read_beside(files: Sequence[tuple[Path, Any]]) -> list[Beside]:
             continue
         rank = int(found["rank"]) if found else 0
         ranks.setdefault(label, {})[rank] = measured_of(str(path), rank, timeline)
+    for label in predicted if traces else ():
+        if label in ranks:
+            raise ProgramError(
+                f"{Path(label).name} has a measured timeline and traces; give one of the two"
+            )
+        ranks[label] = _in_traces(label, predicted[label], traces or {}, step)
     if not ranks:
         raise ProgramError(
-            "these are predicted timelines alone; give measured ones too (*.measured.json)"
+            "these are predicted timelines alone; give measured ones too (*.measured.json), or "
+            "traces of torch.profiler"
         )
     return [_beside(label, predicted.get(label), ranks[label]) for label in ranks]
+
+
+def _in_traces(
+    label: str, predicted: Timeline, traces: Mapping[Path, SortedTrace], step: str | None
+) -> dict[int, Measured]:
+    """What each rank's trace says of one graph."""
+    found: dict[int, Measured] = {}
+    for number, (path, trace) in enumerate(traces.items()):
+        measured = match_trace(str(path), trace, predicted, Path(label).name, step)
+        rank = number if measured.rank is None else measured.rank
+        if rank in found:
+            raise ProgramError(
+                f"{found[rank].name} and {path} are both of rank {rank}; give one of each rank"
+            )
+        found[rank] = replace(measured, rank=rank)
+    return found
 
 
 def _beside(label: str, predicted: Timeline | None, ranks: dict[int, Measured]) -> Beside:
@@ -156,13 +189,21 @@ def own_spans(timeline: Timeline) -> list[int]:
 
 
 def op_rows(graph: Beside) -> list[Row]:
-    """Every task that takes time: compute on its stream, collectives on the wire."""
+    """Every task that takes time: compute on its stream, collectives on the wire. Tasks that ran as
+    one have a row together."""
     if graph.predicted is None:
         return []
     spans = own_spans(graph.predicted), own_spans(graph.merged)
+    tasks = graph.merged.program.tasks
+    together = {run[0]: run for run in graph.ranks[0].fused}
+    others = {i for run in together.values() for i in run[1:]}
     rows = []
-    for index, task in enumerate(graph.merged.program.tasks):
-        if task.kind is Kind.COMPUTE:
+    for index, task in enumerate(tasks):
+        if index in together:
+            run = together[index]
+            name = f"{task.name} and {len(run) - 1} more" if len(run) > 1 else task.name
+            rows.append(Row(name, "fused", *(sum(own[i] for i in run) for own in spans)))
+        elif task.kind is Kind.COMPUTE and index not in others:
             rows.append(Row(task.name, _class_of(task.work), spans[0][index], spans[1][index]))
         elif task.kind is Kind.START:
             wire = [int(t.end[index] - t.begin[index]) for t in (graph.predicted, graph.merged)]
@@ -211,6 +252,9 @@ def beside_report(graph: Beside) -> Iterator[RenderableType]:
     if len(graph.ranks) > 1:
         yield from ranks_report(compare_ranks(graph.ranks))
         yield f"The slowest rank is {graph.slowest}: its own work took longest."
+    for measured in graph.ranks:
+        for reason, count in measured.skipped.items():
+            yield f"note: {count} {reason} (rank {measured.rank})"
 
 
 def headline(graph: Beside) -> str:
@@ -244,6 +288,7 @@ def beside_json(graph: Beside) -> dict[str, Any]:
         "tasks": [row.to_json() for row in op_rows(graph)],
         "slowest_rank": graph.slowest,
         "comparison": compare_ranks(graph.ranks).to_json(),
+        "skipped": {str(measured.rank): dict(measured.skipped) for measured in graph.ranks},
     }
 
 

@@ -51,6 +51,7 @@ class Measured:
     sequences: Mapping[int, int]  # start -> its number in its group, where the trace tells
     steps: tuple[str, ...]  # ProfilerStep annotations that the Timeline covers
     skipped: Mapping[str, int]
+    fused: tuple[tuple[int, ...], ...] = ()  # tasks of a given Program that ran as one
 
     @property
     def overlap(self) -> float:

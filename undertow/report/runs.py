@@ -138,13 +138,11 @@ def _short(name: str) -> str:
 def _host_runs(found: SortedTrace) -> list[Run]:
     """The outermost operators of each thread, and gloo's runs on the threads that have them."""
     gloo = gloo_runs(found)
-    callers = {_thread(call) for call in (*found.c10d_calls, *found.functional_calls)}
-    workers = {_thread(run.event) for run in gloo} - callers
     runs = []
-    for event in _outermost(found, workers):
+    for event in outermost_ops(found):
         begin, end = span_of(event)
         name = str(event["name"])
-        lane = f"thread {_thread(event)[1]}"
+        lane = f"thread {thread_of(event)[1]}"
         runs.append(Run(lane, name.split("::")[-1], begin, end, begin, name))
     groups = {ranks for ranks in found.groups.values() if len(ranks) > 1}
     ranks = next(iter(groups)) if len(groups) == 1 else ()
@@ -152,23 +150,25 @@ def _host_runs(found: SortedTrace) -> list[Run]:
         begin, end = span_of(run.event)
         launched = begin if run.called_at is None else min(begin, round(run.called_at * 1000))
         # A worker runs one at a time, and a group has several workers.
-        lane = f"gloo (thread {_thread(run.event)[1]})"
+        lane = f"gloo (thread {thread_of(run.event)[1]})"
         described = Collective(run.kind, run.nbytes or None, run.dtype or "float32")
         runs.append(Run(lane, run.kind.value, begin, end, launched, "", described, True, ranks))
     return runs
 
 
-def _thread(event: Event) -> tuple[Any, Any]:
+def thread_of(event: Event) -> tuple[Any, Any]:
     return event.get("pid"), event.get("tid")
 
 
-def _outermost(found: SortedTrace, workers: set[tuple[Any, Any]]) -> Iterable[Event]:
-    """Operators that are inside no other; one that calls a collective gives way to its parts,
-    since its time holds the wait."""
+def outermost_ops(found: SortedTrace) -> Iterable[Event]:
+    """Operators that are inside no other, but for those of gloo's own threads; one that calls a
+    collective gives way to its parts, since its time holds the wait."""
     calls = [*found.c10d_calls, *found.functional_calls]
-    events = [event for event in (*found.ops, *calls) if _thread(event) not in workers]
+    callers = {thread_of(call) for call in calls}
+    workers = {thread_of(event) for event in found.gloo_runs} - callers
+    events = [event for event in (*found.ops, *calls) if thread_of(event) not in workers]
     parents = parents_of(events)
-    operators = sum(_thread(event) not in workers for event in found.ops)
+    operators = sum(thread_of(event) not in workers for event in found.ops)
     is_open = [i >= operators for i in range(len(events))]  # holds a collective
     for i in range(operators, len(events)):
         outer = parents[i]
