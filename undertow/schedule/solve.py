@@ -24,10 +24,13 @@ from undertow.program.model import IntArray
 from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice, alone
 from undertow.schedule.candidates import (
+    NO_EXCESS,
     Bounds,
     Candidate,
+    Excess,
     Recipe,
     Workshop,
+    excess_of,
 )
 from undertow.schedule.condense import Condensed, condense
 from undertow.schedule.early_starts import Edges, raise_all
@@ -110,14 +113,23 @@ def solve(
     plan = found.plan
     lean_nbytes, allowed = plan.captured.peak_nbytes, limits.allowed_peak(program)
     is_roomy = allowed is None or allowed > lean_nbytes
-    if not program.starts or not is_roomy or plan.planned.total_ns <= plan.bound_ns:
+    if not program.starts or not is_roomy:
+        return found
+    bounds = Bounds(allowed, limits.in_flight_bytes, plan.bound_ns)
+    excess = _excess(found, bounds)
+    if excess == NO_EXCESS and plan.planned.total_ns <= plan.bound_ns:
         return found
     # Where more fits, greed may take a wrong turn: no limit gives a longer step than the default.
     tight = replace(limits, peak_bytes=lean_nbytes, peak_ratio=None)
     lean = _solve(step, tight, buckets, splitting)
-    if lean.timeline.total_ns >= found.timeline.total_ns:
+    if (excess, found.timeline.total_ns) <= (_excess(lean, bounds), lean.timeline.total_ns):
         return found
     return replace(lean, plan=replace(lean.plan, limits=limits))
+
+
+def _excess(found: Solution, bounds: Bounds) -> Excess:
+    peak_nbytes = found.plan.planned.peak_nbytes
+    return excess_of(found.merged.program, found.order, peak_nbytes, bounds)
 
 
 class _Step:
@@ -295,7 +307,7 @@ def _solve_runs(
 
 def _finished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
     """What memory orders, sweeps of moves and, where it is small, search make of a schedule."""
-    if best.rank(bounds)[0] > 0:
+    if not best.fits(bounds):
         best = _lowered(best, bounds)
     if best.merged.program.starts:
         best = _polished(best, bounds, limits)
@@ -308,7 +320,7 @@ def _with_early_starts(best: Candidate, bounds: Bounds) -> Candidate:
     """Starts as early as they go within the peak that there is anyway. A collective that starts
     just in time by the prediction comes late in a step that is not quite as predicted."""
     program = best.merged.program
-    if not program.starts or best.rank(bounds)[0] > 0:
+    if not program.starts or not best.fits(bounds):
         return best
     peaks = Limits(
         peak_bytes=best.timeline.peak_nbytes,
@@ -370,7 +382,7 @@ def _polished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
 
 def _search(best: Candidate, bounds: Bounds, steps: int) -> Candidate:
     program = best.merged.program
-    if best.rank(bounds)[0] > 0 or not steps:
+    if not best.fits(bounds) or not steps:
         return best  # the search only moves between orders that fit, and where it may
     known, limits = best.timeline.total_ns, (bounds.peak_nbytes, bounds.in_flight_nbytes)
     found = beam(program, known, *limits, steps)
