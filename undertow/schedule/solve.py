@@ -15,6 +15,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import le
 
 from undertow.errors import OrderError
 from undertow.garbage import without_collections
@@ -176,7 +177,7 @@ def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solut
     """The whole solution, or one with splits if that is shorter and fits as well."""
     program, reprice = step.program, step.reprice
     best, fixed = whole, limits.fixed_for(program)
-    allowed = max(fixed.peak_bytes or 0, whole.plan.planned.peak_nbytes)
+    bounds = Bounds(fixed.peak_bytes, fixed.in_flight_bytes, whole.plan.bound_ns)
     whole_ns = 0
     for one in _proposed_splits(step, fixed, splitting, whole):
         hopes, layers = None, None
@@ -190,7 +191,7 @@ def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solut
             layers = hopes.layers[[part.task for part in divided.parts]]
         whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
         found = _solve_whole(_Step(divided.program, reprice, layers), fixed, hopes=hopes)
-        fits = fixed.peak_bytes is None or found.plan.planned.peak_nbytes <= allowed
+        fits = all(map(le, _excess(found, bounds), _excess(best, bounds)))
         if not fits or not is_gain(found.timeline.total_ns, best.timeline.total_ns):
             if hopes is None:
                 break  # more pieces cost more
