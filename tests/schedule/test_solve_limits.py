@@ -1,5 +1,5 @@
-"""`solve` within its limits, on generated Programs: the peak before all else, then what is in flight,
-with and without splits."""
+"""`solve` within its limits, on generated Programs: the peak before all else, then what is in
+flight, with and without splits."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ split, the step is solved again with them in pieces (`undertow.schedule.split_st
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
 from undertow.program.flat import step_of
 from undertow.program.model import IntArray
+from undertow.runtime.notices import say_once
 from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice, alone
 from undertow.schedule.candidates import (
@@ -66,12 +66,11 @@ from undertow.schedule.split_bound import bound_for_any_splitting
 from undertow.schedule.split_stage import (
     in_order_ns,
     is_gain,
+    leave_out,
     split_folds,
     split_programs,
 )
 from undertow.schedule.splits import Divided, Split, Splitting, split
-
-_log = logging.getLogger(__name__)
 
 _SEARCHED_TASKS = 400  # programs up to this size are searched move by move
 _SWEEPS = 8  # of each kind of move, where they are worth it
@@ -187,7 +186,11 @@ def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solut
             hopes = one
             if not is_gain(hopes.total_ns, best.timeline.total_ns):
                 break
-            divided = split(program, [hopes.split], splitting.splittable, splitting.price)
+            try:
+                divided = split(program, [hopes.split], splitting.splittable, splitting.price)
+            except OrderError as error:
+                leave_out(error)
+                continue
             layers = hopes.layers[[part.task for part in divided.parts]]
         whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
         found = _solve_whole(_Step(divided.program, reprice, layers), fixed, hopes=hopes)
@@ -229,7 +232,8 @@ def _proposed_splits(
         try:
             found = _hopes_of_splits(step, step.fold, limits, splitting, whole)
         except OrderError as error:  # a fold is made up: it may have what no step has
-            _log.warning("splits are decided on the whole step, not on repeated layers: %s", error)
+            told = f"splits are decided on the whole step, not on repeated layers: {error}"
+            say_once("fold not split", told)
         else:
             yield from found
             return
