@@ -38,8 +38,8 @@ from undertow.schedule.construct import Built, Policy, construct, construct_with
 from undertow.schedule.delay import delayed_order
 from undertow.schedule.flat_facts import AnyFacts, facts_of
 from undertow.schedule.limits import peak_in_flight
+from undertow.schedule.merged_bound import LARGEST_NBYTES
 
-_LARGEST_NBYTES = 2 << 30
 _REPAIRS = 3  # how often buckets that do not fit are taken back, or the beginning is kept
 
 
@@ -307,7 +307,7 @@ class Workshop:
         keys = self.keys(recipe.style)
         if recipe.layers is not None:
             keys = self._by_layers(keys, *recipe.layers)
-            all_of_it = {key: _LARGEST_NBYTES for key in keys.values() if key is not None}
+            all_of_it = {key: LARGEST_NBYTES for key in keys.values() if key is not None}
             return propose(self.program, all_of_it, keys, self._before)
         sizes: dict[Key, int] = {}
         for start, key in keys.items():
@@ -364,6 +364,6 @@ class _Curve:
         """The smallest power of two at which latency is at most this share of the time."""
         latency = self.ns(1)
         nbytes = 1 << 10
-        while nbytes < _LARGEST_NBYTES and latency * 1000 > permille * self.ns(nbytes):
+        while nbytes < LARGEST_NBYTES and latency * 1000 > permille * self.ns(nbytes):
             nbytes *= 2
         return nbytes

@@ -50,7 +50,7 @@ from undertow.schedule.explore import (
 )
 from undertow.schedule.iterative import polish
 from undertow.schedule.limits import Limits
-from undertow.schedule.merged_bound import bound_for_any_merging
+from undertow.schedule.merged_bound import Rates, bound_for_any_merging
 from undertow.schedule.peak_memory import peak_memory
 from undertow.schedule.plan import (
     Figures,
@@ -108,7 +108,8 @@ def solve(
     `splitting` says what can be divided and prices the pieces; without it nothing is split.
     """
     limits = limits or Limits()
-    step = _Step(program, reprice if should_merge else None)
+    reprice = reprice if should_merge else None
+    step = _Step(program, reprice, Rates(reprice) if reprice is not None else None)
     found = _solve(step, limits, buckets, splitting)
     plan = found.plan
     lean_nbytes, allowed = plan.captured.peak_nbytes, limits.allowed_peak(program)
@@ -136,9 +137,13 @@ class _Step:
     """What is to be scheduled, and what is known of it whatever the limits."""
 
     def __init__(
-        self, program: Program, reprice: Reprice | None, layers: IntArray | None = None
+        self,
+        program: Program,
+        reprice: Reprice | None,
+        rates: Rates | None,
+        layers: IntArray | None = None,
     ) -> None:
-        self.program, self.reprice = program, reprice
+        self.program, self.reprice, self.rates = program, reprice, rates
         self.layers = layers  # per task, the repetition that it lies in, if that is known
 
     @cached_property
@@ -148,7 +153,7 @@ class _Step:
 
     @cached_property
     def bound_ns(self) -> int:
-        return bound_for_any_merging(self.program, self.reprice)
+        return bound_for_any_merging(self.program, self.reprice, self.rates)
 
     @cached_property
     def fold(self) -> Folded | None:
@@ -193,14 +198,16 @@ def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solut
                 continue
             layers = hopes.layers[[part.task for part in divided.parts]]
         whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
-        found = _solve_whole(_Step(divided.program, reprice, layers), fixed, hopes=hopes)
+        found = _solve_whole(
+            _Step(divided.program, reprice, step.rates, layers), fixed, hopes=hopes
+        )
         fits = all(map(le, _excess(found, bounds), _excess(best, bounds)))
         if not fits or not is_gain(found.timeline.total_ns, best.timeline.total_ns):
             if hopes is None:
                 break  # more pieces cost more
         elif in_order_ns(found.timeline, splitting.price) < whole_ns:
             best = replace(found, divided=divided)
-    bound_ns = bound_for_any_splitting(program, reprice, splitting.splittable)
+    bound_ns = bound_for_any_splitting(program, reprice, splitting.splittable, step.rates)
     plan = replace(best.plan, bound_ns=bound_ns)
     if best.divided is not None:
         plan = replace(
