@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.programs import random_order, random_program
@@ -26,7 +26,8 @@ from undertow.program import (
     simulate,
     verify,
 )
-from undertow.schedule import explore
+from undertow.runtime.notices import counts
+from undertow.schedule import explore, split_stage
 from undertow.schedule.exact import solve_exact
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan
@@ -111,20 +112,21 @@ def test_random_splits_are_legal_and_lose_nothing(seed: int) -> None:
     order = random_order(rng, made)
     verify(made, order)
     assert simulate(made, order).total_ns > 0 or simulate(program).total_ns == 0
-    counts: dict[int, int] = {}
+    made_of: dict[int, int] = {}
     for part in divided.parts:
         if part.kind in (PartKind.WHOLE, PartKind.PIECE):
-            counts[part.task] = counts.get(part.task, 0) + 1
+            made_of[part.task] = made_of.get(part.task, 0) + 1
     of = {program.index[name]: one.pieces for one in splits for name in one.tasks}
     for i, task in enumerate(program.tasks):
         expected = of.get(i, of.get(task.start, 1))
-        assert counts[i] >= 1 if task.kind is Kind.VIEW else counts[i] == expected
+        assert made_of[i] >= 1 if task.kind is Kind.VIEW else made_of[i] == expected
     check_dependencies(program, divided, table)
 
 
 def check_dependencies(program: Program, divided: Divided, table: Splittable) -> None:
-    """Whoever read a result still comes after it, a whole one after all its pieces; whoever
-    overwrites something after all that read it, unless they read a copy."""
+    """Whoever read a result still comes after it, a whole one after all its pieces, and so does a
+    piece that does not take pieces of all that it reads of it; whoever overwrites something after
+    all that read it, unless they read a copy."""
     before = reachable(divided.program)
     parts: dict[int, list[tuple[int, int]]] = {}
     for new, part in enumerate(divided.parts):
@@ -139,13 +141,23 @@ def check_dependencies(program: Program, divided: Divided, table: Splittable) ->
         copied = any(one.is_copied and one.buffer == hazard.buffer for one in inputs)
         if hazard.kind is HazardKind.WAR and copied:
             continue
+        shared = set(src.writes) & set(dst.reads)
+        given = table.divisions[hazard.dst].inputs if hazard.dst in table.divisions else ()
+        aligned = {one.buffer for one in given if one.is_aligned and one.source == hazard.src}
+        is_whole = hazard.kind is HazardKind.RAW and not shared <= aligned
         for new, piece in parts[hazard.dst]:
             for old, other in parts[hazard.src]:
-                if piece == other or piece < 0 or other < 0:
+                if piece == other or piece < 0 or other < 0 or is_whole:
                     assert before[new] >> old & 1, (src.name, dst.name)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
+@example(287)  # the first six: a task takes pieces of one result of a collective, another whole
+@example(2906)
+@example(5133)
+@example(5383)
+@example(7046)
+@example(10272)
 @given(st.integers(0, 10**6))
 def test_solving_with_splits_keeps_the_limit_and_is_never_worse(seed: int) -> None:
     rng = random.Random(seed)
@@ -161,6 +173,7 @@ def test_solving_with_splits_keeps_the_limit_and_is_never_worse(seed: int) -> No
         program, Plan.from_json(found.plan.to_json()), lambda task, ranks: task, splitting
     )
     assert again.timeline.total_ns == found.timeline.total_ns
+    assert not counts["split left out"]
 
 
 def tensor_parallel(layers: int = 2, *, has_outputs: bool = False) -> tuple[Program, Splittable]:
@@ -222,6 +235,60 @@ def test_a_fold_that_cannot_be_split_is_told_and_the_whole_is_split(
     program, table = tensor_parallel(70)
     assert solve(program, FAST, splitting=Splitting(table)).plan.splits
     assert "decided on the whole step" in caplog.text
+    assert counts["fold not split"] == 2  # under the limit, and the captured peak
+
+
+def test_a_split_that_does_not_fit_is_left_out_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OrderError("no")
+
+    monkeypatch.setattr(split_stage, "split", refuse)
+    program, table = tensor_parallel()
+    found = solve(program, FAST, splitting=Splitting(table))
+    assert not found.plan.splits
+    assert found.timeline.total_ns == solve(program, FAST).timeline.total_ns
+    assert counts["split left out"] == 4  # in two pieces and four, under two limits
+    assert caplog.text.count("left out: no") == 1
+
+
+def test_a_split_of_repeated_layers_that_does_not_fit_the_whole_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OrderError("no")
+
+    monkeypatch.setattr(explore, "SMALL_TASKS", 100)
+    monkeypatch.setattr(solve_module, "split", refuse)
+    program, table = tensor_parallel(70)
+    assert not solve(program, FAST, splitting=Splitting(table)).plan.splits
+    assert counts["split left out"] > 0
+
+
+def test_one_result_in_pieces_and_another_whole() -> None:
+    """Two results of one collective: a task that takes rows of one may need all of the other, or
+    other rows of it."""
+    b = ProgramBuilder("two results")
+    group = b.group("tp", ranks=range(4))
+    one, two = b.buffer("one", 800), b.buffer("two", 800)
+    start = b.start("s", group, reads=[b.input("x", 1600)], writes=[one, two], ns=1000)
+    wait = b.wait("w", start)
+    made = [b.output(f"out{k}", 800) for k in range(3)]
+    rows = Sliced(wait, one, 800, True, False)
+    table = {start: Division(8, ())}
+    for k, more in enumerate([(), (Sliced(wait, two, 800, False, False),), (rows,)]):
+        reads = [one] if k == 2 else [one, two]
+        task = b.compute(f"c{k}", reads=reads, writes=[made[k]], ns=1000)
+        table[task] = Division(8, (rows, *more) if k < 2 else more)
+    program = b.build()
+    made_of = split(program, [Split(2, ("s", "c0", "c1", "c2"))], Splittable(table)).program
+    reads = {
+        task.name: [made_of.buffers[buffer].name for buffer in task.reads] for task in made_of.tasks
+    }
+    assert sorted(reads["c0.1"]) == ["one.1", "two"]
+    assert sorted(reads["c1.1"]) == ["one.1", "two"]
+    assert reads["c2.1"] == ["one.1"]
 
 
 def test_pieces_are_not_merged_again() -> None:

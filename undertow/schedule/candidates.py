@@ -38,8 +38,8 @@ from undertow.schedule.construct import Built, Policy, construct, construct_with
 from undertow.schedule.delay import delayed_order
 from undertow.schedule.flat_facts import AnyFacts, facts_of
 from undertow.schedule.limits import peak_in_flight
+from undertow.schedule.merged_bound import LARGEST_NBYTES
 
-_LARGEST_NBYTES = 2 << 30
 _REPAIRS = 3  # how often buckets that do not fit are taken back, or the beginning is kept
 
 
@@ -80,7 +80,18 @@ class Bounds:
     near_permille: int = 1000  # of `least_ns`: near enough to stop looking
 
 
-Rank = tuple[int, int, int]  # bytes over the limits, nanoseconds, bytes at the peak
+Excess = tuple[int, int]  # bytes over the limit at the peak, and over that in flight
+Rank = tuple[Excess, int, int]  # bytes over the limits, nanoseconds, bytes at the peak
+NO_EXCESS: Excess = (0, 0)
+
+
+def excess_of(program: Program, order: Order, peak_nbytes: int, bounds: Bounds) -> Excess:
+    """The bytes that a schedule with this peak takes over the limits. They are compared one after
+    the other: what does not fit at the peak is never made up for by what is in flight."""
+    at_peak = 0 if bounds.peak_nbytes is None else max(peak_nbytes - bounds.peak_nbytes, 0)
+    if bounds.in_flight_nbytes is None:
+        return at_peak, 0
+    return at_peak, max(peak_in_flight(program, order) - bounds.in_flight_nbytes, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +102,8 @@ class Candidate:
     _ranks: list[tuple[Bounds, Rank]] = field(default_factory=list, compare=False, repr=False)
 
     def rank(self, bounds: Bounds) -> Rank:
-        """The lower the better: within the limits before over them, then shorter, then the lower
-        peak."""
+        """The lower the better: within the limit on the peak before over it, then within that on
+        what is in flight, then shorter, then the lower peak."""
         for known, rank in self._ranks:  # each is compared with many
             if known is bounds:
                 return rank
@@ -102,11 +113,12 @@ class Candidate:
 
     def _found_rank(self, bounds: Bounds) -> Rank:
         peak = self.timeline.peak_nbytes
-        excess = 0 if bounds.peak_nbytes is None else max(peak - bounds.peak_nbytes, 0)
-        if bounds.in_flight_nbytes is not None:
-            in_flight = peak_in_flight(self.merged.program, self.order)
-            excess += max(in_flight - bounds.in_flight_nbytes, 0)
+        excess = excess_of(self.merged.program, self.order, peak, bounds)
         return excess, self.total_ns(bounds), peak
+
+    def fits(self, bounds: Bounds) -> bool:
+        """Whether it is within all limits."""
+        return self.rank(bounds)[0] == NO_EXCESS
 
     def total_ns(self, bounds: Bounds) -> int:
         """What the step takes; of a fold, what the whole step would take."""
@@ -132,7 +144,7 @@ class Candidate:
     def is_within(self, permille: int, bounds: Bounds) -> bool:
         """Whether it fits and takes at most so much of the lower bound."""
         excess, total_ns, _ = self.rank(bounds)
-        return excess == 0 and 1000 * total_ns <= permille * bounds.least_ns
+        return excess == NO_EXCESS and 1000 * total_ns <= permille * bounds.least_ns
 
     def is_near(self, bounds: Bounds) -> bool:
         """Whether it is so good that looking on is not worth its time."""
@@ -250,7 +262,7 @@ class Workshop:
     def better_by_recipe(self, recipe: Recipe, best: Candidate) -> Candidate | None:
         """The schedule that a recipe makes, if that is better than `best`."""
         excess, best_ns, _ = best.rank(self.bounds)
-        within_ns = None if excess else best_ns
+        within_ns = best_ns if excess == NO_EXCESS else None
         tries = self.fitted(self.bucketing(recipe), recipe.policy, within_ns)
         is_better = bool(tries) and tries[-1][0].rank(self.bounds) < best.rank(self.bounds)
         return tries[-1][0] if is_better else None
@@ -270,7 +282,7 @@ class Workshop:
             if candidate is None:
                 return []
             tries.append((candidate, bases))
-            if candidate.rank(self.bounds)[0] == 0:
+            if candidate.fits(self.bounds):
                 break
             kept = _without_those_at_peak(candidate)
             if len(kept) == len(bases.merged.buckets):
@@ -295,7 +307,7 @@ class Workshop:
         keys = self.keys(recipe.style)
         if recipe.layers is not None:
             keys = self._by_layers(keys, *recipe.layers)
-            all_of_it = {key: _LARGEST_NBYTES for key in keys.values() if key is not None}
+            all_of_it = {key: LARGEST_NBYTES for key in keys.values() if key is not None}
             return propose(self.program, all_of_it, keys, self._before)
         sizes: dict[Key, int] = {}
         for start, key in keys.items():
@@ -352,6 +364,6 @@ class _Curve:
         """The smallest power of two at which latency is at most this share of the time."""
         latency = self.ns(1)
         nbytes = 1 << 10
-        while nbytes < _LARGEST_NBYTES and latency * 1000 > permille * self.ns(nbytes):
+        while nbytes < LARGEST_NBYTES and latency * 1000 > permille * self.ns(nbytes):
             nbytes *= 2
         return nbytes

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from undertow.program import Program, Timeline, profile_memory
 from undertow.schedule.buckets import Bucket, Reprice
-from undertow.schedule.candidates import Bases, Bounds, Candidate, Recipe, Workshop
+from undertow.schedule.candidates import Bases, Bounds, Candidate, Rank, Recipe, Workshop
 from undertow.schedule.construct import Policy
 from undertow.schedule.repeats import Folded, fold
 from undertow.schedule.split_stage import FoldedSplit
@@ -301,7 +301,7 @@ def _lies_between(
     return all(smaller < larger for smaller, larger in pairwise(ranks))
 
 
-def _hope(candidate: Candidate, recipe: Recipe, bounds: Bounds) -> tuple[int, int, int]:
+def _hope(candidate: Candidate, recipe: Recipe, bounds: Bounds) -> Rank:
     """How good a recipe is by what it makes of a fold. That never quite comes true for buckets by
     layers: others that are as good come first."""
     excess, total_ns, peak = candidate.rank(bounds)
@@ -325,7 +325,7 @@ def _of_more_layers(
     return [replace(recipe, layers=layers) for layers in _LAYERS[at + 1 : at + 2] if goes_on]
 
 
-def by_rank(bounds: Bounds) -> Callable[[Candidate], tuple[int, int, int]]:
+def by_rank(bounds: Bounds) -> Callable[[Candidate], Rank]:
     return lambda candidate: candidate.rank(bounds)
 
 

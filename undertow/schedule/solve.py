@@ -11,23 +11,27 @@ split, the step is solved again with them in pieces (`undertow.schedule.split_st
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import le
 
 from undertow.errors import OrderError
 from undertow.garbage import without_collections
 from undertow.program import Order, Program, Timeline, simulate, verify
 from undertow.program.flat import step_of
 from undertow.program.model import IntArray
+from undertow.runtime.notices import say_once
 from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice, alone
 from undertow.schedule.candidates import (
+    NO_EXCESS,
     Bounds,
     Candidate,
+    Excess,
     Recipe,
     Workshop,
+    excess_of,
 )
 from undertow.schedule.condense import Condensed, condense
 from undertow.schedule.early_starts import Edges, raise_all
@@ -46,7 +50,7 @@ from undertow.schedule.explore import (
 )
 from undertow.schedule.iterative import polish
 from undertow.schedule.limits import Limits
-from undertow.schedule.merged_bound import bound_for_any_merging
+from undertow.schedule.merged_bound import Rates, bound_for_any_merging
 from undertow.schedule.peak_memory import peak_memory
 from undertow.schedule.plan import (
     Figures,
@@ -62,12 +66,11 @@ from undertow.schedule.split_bound import bound_for_any_splitting
 from undertow.schedule.split_stage import (
     in_order_ns,
     is_gain,
+    leave_out,
     split_folds,
     split_programs,
 )
 from undertow.schedule.splits import Divided, Split, Splitting, split
-
-_log = logging.getLogger(__name__)
 
 _SEARCHED_TASKS = 400  # programs up to this size are searched move by move
 _SWEEPS = 8  # of each kind of move, where they are worth it
@@ -105,28 +108,42 @@ def solve(
     `splitting` says what can be divided and prices the pieces; without it nothing is split.
     """
     limits = limits or Limits()
-    step = _Step(program, reprice if should_merge else None)
+    reprice = reprice if should_merge else None
+    step = _Step(program, reprice, Rates(reprice) if reprice is not None else None)
     found = _solve(step, limits, buckets, splitting)
     plan = found.plan
     lean_nbytes, allowed = plan.captured.peak_nbytes, limits.allowed_peak(program)
     is_roomy = allowed is None or allowed > lean_nbytes
-    if not program.starts or not is_roomy or plan.planned.total_ns <= plan.bound_ns:
+    if not program.starts or not is_roomy:
+        return found
+    bounds = Bounds(allowed, limits.in_flight_bytes, plan.bound_ns)
+    excess = _excess(found, bounds)
+    if excess == NO_EXCESS and plan.planned.total_ns <= plan.bound_ns:
         return found
     # Where more fits, greed may take a wrong turn: no limit gives a longer step than the default.
     tight = replace(limits, peak_bytes=lean_nbytes, peak_ratio=None)
     lean = _solve(step, tight, buckets, splitting)
-    if lean.timeline.total_ns >= found.timeline.total_ns:
+    if (excess, found.timeline.total_ns) <= (_excess(lean, bounds), lean.timeline.total_ns):
         return found
     return replace(lean, plan=replace(lean.plan, limits=limits))
+
+
+def _excess(found: Solution, bounds: Bounds) -> Excess:
+    peak_nbytes = found.plan.planned.peak_nbytes
+    return excess_of(found.merged.program, found.order, peak_nbytes, bounds)
 
 
 class _Step:
     """What is to be scheduled, and what is known of it whatever the limits."""
 
     def __init__(
-        self, program: Program, reprice: Reprice | None, layers: IntArray | None = None
+        self,
+        program: Program,
+        reprice: Reprice | None,
+        rates: Rates | None,
+        layers: IntArray | None = None,
     ) -> None:
-        self.program, self.reprice = program, reprice
+        self.program, self.reprice, self.rates = program, reprice, rates
         self.layers = layers  # per task, the repetition that it lies in, if that is known
 
     @cached_property
@@ -136,7 +153,7 @@ class _Step:
 
     @cached_property
     def bound_ns(self) -> int:
-        return bound_for_any_merging(self.program, self.reprice)
+        return bound_for_any_merging(self.program, self.reprice, self.rates)
 
     @cached_property
     def fold(self) -> Folded | None:
@@ -164,7 +181,7 @@ def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solut
     """The whole solution, or one with splits if that is shorter and fits as well."""
     program, reprice = step.program, step.reprice
     best, fixed = whole, limits.fixed_for(program)
-    allowed = max(fixed.peak_bytes or 0, whole.plan.planned.peak_nbytes)
+    bounds = Bounds(fixed.peak_bytes, fixed.in_flight_bytes, whole.plan.bound_ns)
     whole_ns = 0
     for one in _proposed_splits(step, fixed, splitting, whole):
         hopes, layers = None, None
@@ -174,17 +191,23 @@ def _with_splits(step: _Step, limits: Limits, splitting: Splitting, whole: Solut
             hopes = one
             if not is_gain(hopes.total_ns, best.timeline.total_ns):
                 break
-            divided = split(program, [hopes.split], splitting.splittable, splitting.price)
+            try:
+                divided = split(program, [hopes.split], splitting.splittable, splitting.price)
+            except OrderError as error:
+                leave_out(error)
+                continue
             layers = hopes.layers[[part.task for part in divided.parts]]
         whole_ns = whole_ns or in_order_ns(whole.timeline, splitting.price)
-        found = _solve_whole(_Step(divided.program, reprice, layers), fixed, hopes=hopes)
-        fits = fixed.peak_bytes is None or found.plan.planned.peak_nbytes <= allowed
+        found = _solve_whole(
+            _Step(divided.program, reprice, step.rates, layers), fixed, hopes=hopes
+        )
+        fits = all(map(le, _excess(found, bounds), _excess(best, bounds)))
         if not fits or not is_gain(found.timeline.total_ns, best.timeline.total_ns):
             if hopes is None:
                 break  # more pieces cost more
         elif in_order_ns(found.timeline, splitting.price) < whole_ns:
             best = replace(found, divided=divided)
-    bound_ns = bound_for_any_splitting(program, reprice, splitting.splittable)
+    bound_ns = bound_for_any_splitting(program, reprice, splitting.splittable, step.rates)
     plan = replace(best.plan, bound_ns=bound_ns)
     if best.divided is not None:
         plan = replace(
@@ -216,7 +239,8 @@ def _proposed_splits(
         try:
             found = _hopes_of_splits(step, step.fold, limits, splitting, whole)
         except OrderError as error:  # a fold is made up: it may have what no step has
-            _log.warning("splits are decided on the whole step, not on repeated layers: %s", error)
+            told = f"splits are decided on the whole step, not on repeated layers: {error}"
+            say_once("fold not split", told)
         else:
             yield from found
             return
@@ -295,7 +319,7 @@ def _solve_runs(
 
 def _finished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
     """What memory orders, sweeps of moves and, where it is small, search make of a schedule."""
-    if best.rank(bounds)[0] > 0:
+    if not best.fits(bounds):
         best = _lowered(best, bounds)
     if best.merged.program.starts:
         best = _polished(best, bounds, limits)
@@ -308,7 +332,7 @@ def _with_early_starts(best: Candidate, bounds: Bounds) -> Candidate:
     """Starts as early as they go within the peak that there is anyway. A collective that starts
     just in time by the prediction comes late in a step that is not quite as predicted."""
     program = best.merged.program
-    if not program.starts or best.rank(bounds)[0] > 0:
+    if not program.starts or not best.fits(bounds):
         return best
     peaks = Limits(
         peak_bytes=best.timeline.peak_nbytes,
@@ -370,7 +394,7 @@ def _polished(best: Candidate, bounds: Bounds, limits: Limits) -> Candidate:
 
 def _search(best: Candidate, bounds: Bounds, steps: int) -> Candidate:
     program = best.merged.program
-    if best.rank(bounds)[0] > 0 or not steps:
+    if not best.fits(bounds) or not steps:
         return best  # the search only moves between orders that fit, and where it may
     known, limits = best.timeline.total_ns, (bounds.peak_nbytes, bounds.in_flight_nbytes)
     found = beam(program, known, *limits, steps)

@@ -10,23 +10,28 @@ from dataclasses import replace
 
 from undertow.program import BoundKind, Collective, Kind, Program, Task, lower_bounds
 from undertow.schedule.buckets import Reprice
-from undertow.schedule.merged_bound import bound_for_any_merging, wire_only
+from undertow.schedule.merged_bound import Rates, bound_for_any_merging, wire_only
 from undertow.schedule.splits import MOST_PIECES, Splittable
 
 _TOTALS = (BoundKind.STREAM_TOTAL, BoundKind.LINK_TOTAL)
 
 
 def bound_for_any_splitting(
-    program: Program, reprice: Reprice | None, splittable: Splittable
+    program: Program,
+    reprice: Reprice | None,
+    splittable: Splittable,
+    rates: Rates | None = None,
 ) -> int:
     """Nanoseconds that no order, merging and splitting of this Program's tasks can beat."""
-    totals = lower_bounds(wire_only(program, reprice), program).all
+    if rates is None and reprice is not None:
+        rates = Rates(reprice)
+    totals = lower_bounds(wire_only(program, reprice, rates), program).all
     in_all = max((bound.ns for bound in totals if bound.kind in _TOTALS), default=0)
     tasks = tuple(
         _smallest_piece(task) if i in splittable.divisions else task
         for i, task in enumerate(program.tasks)
     )
-    return max(in_all, bound_for_any_merging(replace(program, tasks=tasks), reprice))
+    return max(in_all, bound_for_any_merging(replace(program, tasks=tasks), reprice, rates))
 
 
 def _smallest_piece(task: Task) -> Task:

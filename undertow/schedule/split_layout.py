@@ -23,7 +23,7 @@ from undertow.program import (
     Task,
     Work,
 )
-from undertow.schedule.splits import Combine, Division, Part, PartKind, Splittable
+from undertow.schedule.splits import Combine, Division, Part, PartKind, Sliced, Splittable
 
 
 def lay_out(
@@ -93,19 +93,26 @@ class _Layout:
             elif i in self.pieces:
                 taken = self._taken_in_pieces(i)
                 in_pieces |= taken
-                whole.update(source for source in self.after[i] if source not in taken)
+                needed = self._needed_whole(i)
+                whole.update(s for s in self.after[i] if s not in taken or s in needed)
             else:
                 whole.update(self.after[i])
         return whole, in_pieces
 
     def _taken_in_pieces(self, task: int) -> set[int]:
         """The sources of a divided task that it takes piece by piece."""
-        count = self.pieces[task]
-        return {
-            given.source
-            for given in self.divisions[task].inputs
-            if given.is_aligned and given.source >= 0 and self.available[given.source] == count
-        }
+        inputs = self.divisions[task].inputs
+        return {given.source for given in inputs if self._is_in_pieces(task, given)}
+
+    def _needed_whole(self, task: int) -> set[int]:
+        """The sources of a divided task that it takes whole: one of several results, it may be."""
+        inputs = self.divisions[task].inputs
+        return {given.source for given in inputs if not self._is_in_pieces(task, given)}
+
+    def _is_in_pieces(self, task: int, given: Sliced) -> bool:
+        """Whether the pieces that a task takes are those that its source is there in."""
+        is_there = given.source >= 0 and self.available[given.source] == self._count(task)
+        return given.is_aligned and is_there
 
     # -- buffers -----------------------------------------------------------------------------------
 
@@ -204,27 +211,27 @@ class _Layout:
             before = self.program.predecessors[i]
             return not any(source in self.pending or source in self.deferred for source in before)
         if i in self.pieces:
-            taken = self._taken_in_pieces(i)
+            taken, needed = self._taken_in_pieces(i), self._needed_whole(i)
         else:
-            taken = {self.divisions[i].inputs[0].source}
-        held = {b for given in self.divisions[i].inputs for b in (given.buffer,)}
+            taken, needed = {self.divisions[i].inputs[0].source}, set()
+        held = {given.buffer for given in self.divisions[i].inputs}
         for source in self.program.predecessors[i]:
-            if source in self.deferred:
+            if source in self.deferred or (source in self.pending and source in needed):
                 return False
-            if source not in self.pending or source in taken:
+            if source not in self.pending:
                 continue
             writes = set(self.program.tasks[source].writes)
-            if not writes or not writes <= held or not self._reads_pieces_only(i, writes):
+            if source in taken:  # for one of its results, and others it may need whole
+                writes.intersection_update(task.reads)
+            elif not writes:
+                return False
+            if not writes <= held or not self._reads_pieces_only(i, writes):
                 return False
         return True
 
     def _reads_pieces_only(self, i: int, buffers: set[int]) -> bool:
-        count = self.available[i] if i not in self.pieces else self.pieces[i]
-        return all(
-            given.is_aligned and given.source >= 0 and self.available[given.source] == count
-            for given in self.divisions[i].inputs
-            if given.buffer in buffers
-        )
+        inputs = self.divisions[i].inputs
+        return all(self._is_in_pieces(i, given) for given in inputs if given.buffer in buffers)
 
     def _flush(self) -> None:
         """The stage, piece by piece, then what waited for its results."""
@@ -290,11 +297,11 @@ class _Layout:
 
     def _emit_divided(self, i: int, k: int, name: str, division: Division, count: int) -> int:
         task = self.program.tasks[i]
-        taken = self._taken_in_pieces(i)
+        taken, needed = self._taken_in_pieces(i), self._needed_whole(i)
         sliced = {given.buffer for given in division.inputs}
         reads = [self._whole_buffer(b) for b in task.reads if b not in sliced]
         for which, given in enumerate(division.inputs):
-            if given.source in taken:
+            if self._is_in_pieces(i, given):
                 reads.append(self._piece_buffers(given.buffer)[k])
             elif given.is_copied:
                 reads.append(self._copied(i, k, which, count))
@@ -304,7 +311,7 @@ class _Layout:
         for source in self.after[i]:
             if source in taken:
                 after.append(self.piece_task[source, k])
-            else:
+            if source not in taken or source in needed:
                 after += self._all_of(source)
         writes = [self._piece_buffers(b)[k] for b in task.writes]
         piece = replace(task, ns=-(-task.ns // count), work=_piece_work(task, division, count))

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from undertow.errors import OrderError
 from undertow.program import Kind, Program, Timeline, renumbered, simulate
 from undertow.program.model import IntArray
+from undertow.runtime.notices import say_once
 from undertow.schedule.repeats import Folded
 from undertow.schedule.split_region import choose_split, divides
 from undertow.schedule.splits import (
@@ -53,13 +55,22 @@ def split_programs(program: Program, planned: Timeline, splitting: Splitting) ->
         return
     compute_ns = _compute_ns(program)
     for pieces in _PIECES:
-        one = choose_split(program, starts, pieces, splitting.splittable, splitting.price)
-        if one is None:
+        try:
+            one = choose_split(program, starts, pieces, splitting.splittable, splitting.price)
+            if one is None:
+                continue
+            divided = split(program, [one], splitting.splittable, splitting.price)
+        except OrderError as error:
+            leave_out(error)
             continue
-        divided = split(program, [one], splitting.splittable, splitting.price)
         added_ns = _compute_ns(divided.program) - compute_ns
         if is_gain(planned.total_ns - exposed_ns + added_ns, planned.total_ns):
             yield divided
+
+
+def leave_out(error: OrderError) -> None:
+    """A split that cannot be made is one that is not taken: told once, and counted."""
+    say_once("split left out", f"a split that does not fit its step is left out: {error}")
 
 
 @dataclass(frozen=True)
