@@ -248,6 +248,19 @@ def test_a_saved_plan_is_applied_again_and_refused_for_another_step(
     assert "made for another step" in refused.err
 
 
+def test_a_plan_that_is_applied_on_a_faster_cluster_is_not_below_its_bound(
+    undertow: Run, tmp_path: Path
+) -> None:
+    saved = tmp_path / "plan.json"
+    step = ("plan", "llama3-debug", "--json", "--cluster")
+    saving = ("2xl40sx8", "--set", "bandwidth=0.1", "--save-plan", saved)
+    slow = undertow(*step, *saving).json["planned"]
+    fast = undertow(*step, "2xb200x8", "--plan", saved).json["planned"]
+    assert fast["step_seconds"] < slow["step_seconds"]
+    assert fast["bound_seconds"] <= fast["step_seconds"]
+    assert fast["digest"] == slow["digest"]
+
+
 def test_the_memory_limit_is_kept(undertow: Run) -> None:
     def planned(*options: str) -> dict:
         return undertow("plan", "llama3-debug", *options, "--json").json["planned"]

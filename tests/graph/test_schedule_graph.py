@@ -216,13 +216,25 @@ def test_a_plan_is_applied_again_without_costs(llama):
     first, second = copy.deepcopy(original), copy.deepcopy(original)
     _, plan = scheduled(first, groups=groups, estimate=estimate)
     saved = Plan.from_json(plan.to_json())
-
-    def never(node: fx.Node, nbytes: int | None = None) -> float:
-        raise AssertionError("a plan is applied as it is")
-
-    _, applied = scheduled(second, groups=groups, estimate=never, plan=saved)
+    _, applied = scheduled(second, groups=groups, cluster=None, plan=saved)
     assert applied == plan
     assert str(second.graph) == str(first.graph)
+
+
+def test_the_figures_of_a_plan_that_is_applied_are_for_the_costs_at_hand(llama):
+    original, groups = llama["fsdp"]
+    _, plan = scheduled(copy.deepcopy(original), groups=groups, estimate=estimate)
+    assert (
+        scheduled(copy.deepcopy(original), groups=groups, estimate=estimate, plan=plan)[1] == plan
+    )
+
+    def fast(node: fx.Node, nbytes: int | None = None) -> float:
+        return estimate(node, nbytes) / 100
+
+    _, applied = scheduled(copy.deepcopy(original), groups=groups, estimate=fast, plan=plan)
+    assert (applied.order, applied.digest) == (plan.order, plan.digest)
+    assert applied.bound_ns <= applied.planned.total_ns < plan.planned.total_ns / 5
+    assert applied.captured.total_ns < plan.captured.total_ns / 5
 
 
 def test_a_plan_for_another_step_is_refused(llama):

@@ -23,7 +23,7 @@ from undertow.schedule.buckets import Bucket
 from undertow.schedule.candidates import Candidate, Workshop
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan, apply_plan
-from undertow.schedule.solve import solve
+from undertow.schedule.solve import apply_solution, solve
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,6 +207,17 @@ def test_plans_survive_json_and_are_applied_again():
     assert again == plan
     merged, order = apply_plan(program, again, REPRICE)
     assert simulate(merged.program, order).total_ns == plan.planned.total_ns
+
+
+def test_a_plan_that_is_applied_has_the_figures_of_the_costs_at_hand():
+    plan, slow = plan_of_gathers(), gathers(12)
+    tasks = tuple(replace(task, ns=task.ns // 3) for task in slow.tasks)
+    fast = replace(slow, tasks=tasks)
+    applied = apply_solution(fast, plan, lambda task, ranks: replace(task, ns=task.ns)).plan
+    assert (applied.order, applied.buckets) == (plan.order, plan.buckets)
+    assert applied.captured.total_ns == simulate(fast).total_ns < plan.captured.total_ns
+    assert applied.bound_ns <= applied.planned.total_ns < plan.planned.total_ns
+    assert apply_solution(slow, plan, REPRICE).plan == plan
 
 
 def test_what_a_plan_was_made_from_is_kept_and_has_no_part_in_what_it_is():

@@ -26,14 +26,14 @@ from undertow.graph.copies import block_copies
 from undertow.graph.rewrite import rewrite
 from undertow.graph.split import divide
 from undertow.graph.splittable import RowWork, find_row_work
-from undertow.program import Collective, Join, Order, Program, Task
-from undertow.schedule.buckets import How, Merged
+from undertow.program import Collective, Join, Program, Task
+from undertow.schedule.buckets import How
 from undertow.schedule.follow import Decisions, follow
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
-from undertow.schedule.plan import Plan, apply_plan, split_as_planned
-from undertow.schedule.solve import Solution, solution_of, solve
-from undertow.schedule.splits import Divided, PriceProgram, Splitting
+from undertow.schedule.plan import Plan
+from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
+from undertow.schedule.splits import PriceProgram, Splitting
 
 _log = logging.getLogger(__name__)
 _DEVICE = "h100"  # of the cluster that is taken where none is given
@@ -74,7 +74,8 @@ def schedule_graph(
     Nodes carry fake (or real) values in `meta["val"]`, as those of `make_fx`, AOTAutograd and
     `torch.export` do. `cluster` is what costs are for (default: one node of H100), `estimate`
     overrides its model for single nodes, `limits` bounds memory (default: not above the peak of the
-    graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit.
+    graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit;
+    its figures are then those for `cluster` and `estimate`, if either is given.
     `merge` says whether collectives may become one: `True` in any way, `"coalesced"` or `"copied"`
     in that way alone. Those that activations go through are split into pieces, with the work around
     them, where that makes the step shorter, unless `split` is False.
@@ -133,41 +134,65 @@ def schedule_nodes(
     converted = convert(graph, groups, donated=donated, module_of=module_of)
     may_split = split and not manual and (plan is None or bool(plan.splits))
     work = find_row_work(converted) if may_split else None
-    if plan is not None:
-        splitting = Splitting(work.splittable) if work is not None else None
-        divided = split_as_planned(converted.program, plan, splitting)
-        merged, order = apply_plan(converted.program, plan, _as_it_is, divided)
-        _write_back(converted, work, divided, merged, order)
-        return plan
-    solution = decide(
-        converted,
-        cluster,
-        estimate,
-        limits or Limits(),
-        merge,
-        agree,
-        manual,
-        work,
-        measured,
-        fuses,
-        decisions,
-    )
-    if converted.program.starts:
-        _write_back(converted, work, solution.divided, solution.merged, solution.order)
+    if plan is None:
+        solution = decide(
+            converted,
+            cluster,
+            estimate,
+            limits or Limits(),
+            merge,
+            agree,
+            manual,
+            work,
+            measured,
+            fuses,
+            decisions,
+        )
+    elif cluster is None and estimate is None:
+        solution = _applied(converted.program, plan, work)
+    else:
+        solution = _applied_priced(converted, plan, work, cluster, estimate, measured, fuses)
+    if converted.program.starts or plan is not None:
+        if solution.divided is not None:
+            assert work is not None
+            converted = divide(work, solution.divided)
+        rewrite(converted, solution.merged, solution.order)
     return solution.plan
 
 
-def _write_back(
+def _applied(program: Program, plan: Plan, work: RowWork | None) -> Solution:
+    """What a Plan stands for where nobody says what it costs: its times are those that it was made
+    with, its memory is counted."""
+    splitting = Splitting(work.splittable) if work is not None else None
+    counted = apply_solution(program, plan, _as_it_is, splitting)
+    return replace(
+        counted,
+        plan=replace(
+            plan,
+            captured=replace(plan.captured, peak_nbytes=counted.plan.captured.peak_nbytes),
+            planned=replace(plan.planned, peak_nbytes=counted.plan.planned.peak_nbytes),
+        ),
+    )
+
+
+def _applied_priced(
     converted: Converted,
+    plan: Plan,
     work: RowWork | None,
-    divided: Divided | None,
-    merged: Merged,
-    order: Order,
-) -> None:
-    if divided is not None:
-        assert work is not None
-        converted = divide(work, divided)
-    rewrite(converted, merged, order)
+    cluster: Cluster | str | None,
+    estimate: Estimate | None,
+    measured: Sequence[Source],
+    fuses: bool,
+) -> Solution:
+    """What a Plan stands for, with the figures for the costs at hand. Nothing is decided on these:
+    ranks need not agree on them."""
+    target = _cluster_of(cluster, converted.program)
+    sources = (*sources_of(converted, estimate, target), *measured)
+    program = price(converted.program, target, sources, fuses).program
+    splitting = None
+    if work is not None and work.splittable:
+        splitting = Splitting(work.splittable, _piece_pricer(target, sources))
+    return apply_solution(program, plan, repricer(target, sources), splitting)
 
 
 def decide(
@@ -186,10 +211,7 @@ def decide(
     """Price and solve the Program of a graph; the graph stays as it is. `work` is what may be
     split, None for nothing."""
     program = converted.program
-    if cluster is None:
-        cluster = _cluster_for(program)
-    elif isinstance(cluster, str):
-        cluster = Cluster.parse(cluster)
+    cluster = _cluster_of(cluster, program)
     sources = (*sources_of(converted, estimate, cluster, agree), *measured)
     priced = price(program, cluster, sources, fuses).program
     if not program.starts:  # nothing to hide: the captured order, with its figures
@@ -231,7 +253,7 @@ def sources_of(
 
 
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:
-    """A Plan is applied whatever it costs."""
+    """Where nobody asks what a Plan costs."""
     return task
 
 
@@ -278,6 +300,12 @@ def _source(converted: Converted, estimate: Estimate, cluster: Cluster) -> Funct
         return None if whole is None or share is None else whole * share
 
     return FunctionSource(seconds, name="estimate")
+
+
+def _cluster_of(cluster: Cluster | str | None, program: Program) -> Cluster:
+    if cluster is None:
+        return _cluster_for(program)
+    return Cluster.parse(cluster) if isinstance(cluster, str) else cluster
 
 
 def _cluster_for(program: Program) -> Cluster:

@@ -258,7 +258,9 @@ def predict(
                 captured.splittable, lambda divided: price(divided, cluster, sources).program
             )
         if isinstance(schedule, Plan):
-            solution = apply_solution(priced.program, schedule, reprice, splitting)
+            solution = apply_solution(
+                priced.program, schedule, reprice if merge else None, splitting
+            )
         elif manual:
             solution, notes = _by_hand(priced.program, manual, limits, reprice if merge else None)
             captured = replace(captured, notes=(*captured.notes, *notes))

@@ -140,7 +140,7 @@ def _check_program(program: Program, plan: Plan) -> None:
 
 
 def apply_plan(
-    program: Program, plan: Plan, reprice: Reprice, divided: Divided | None = None
+    program: Program, plan: Plan, reprice: Reprice | None, divided: Divided | None = None
 ) -> tuple[Merged, Order]:
     """`program` with the plan's buckets, and its order; refused if the plan does not fit.
 
