@@ -246,6 +246,22 @@ def test_a_plan_for_another_step_is_refused(llama):
     assert str(module.graph) == before
 
 
+def test_a_plan_that_was_edited_beyond_its_limit_is_refused_and_leaves_the_graph():
+    _, plan = scheduled(traced(gathers, X, W), merge=False, limits=Limits())
+    early = [name for name in plan.order if "gather" in name or "add" in name]
+    waits = [name for name in plan.order if "wait" in name]
+    rest = [name for name in plan.order if name not in {*early, *waits}]
+    edited = replace(plan, order=(*early, *waits, *rest))
+    module = traced(gathers, X, W)
+    before = str(module.graph)
+    for cluster in ("h100x4", None):
+        with pytest.raises(
+            OrderError, match=r"bytes at its peak, .* of the limit that it was made"
+        ):
+            scheduled(module, plan=edited, limits=None, cluster=cluster)
+    assert str(module.graph) == before
+
+
 def test_a_plan_that_merges_what_differs_is_refused():
     def step(x, w):
         return wait(ops.all_reduce(x, "sum", "0")), wait(ops.all_reduce(w, "max", "0"))

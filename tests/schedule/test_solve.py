@@ -257,6 +257,53 @@ def test_an_illegal_plan_is_refused():
         apply_plan(gathers(12), replace(plan, order=tuple(reversed(plan.order))), REPRICE)
 
 
+GATHERS_IN_A_ROW = """
+    group g
+    input w0 10B
+    input w1 10B
+    buffer f0 40B
+    buffer f1 40B
+    output y0 1B
+    output y1 1B
+    s0 start g 1us reads w0 writes f0
+    t0 wait s0
+    c0 compute 1us reads f0 writes y0
+    s1 start g 1us reads w1 writes f1
+    t1 wait s1
+    c1 compute 1us reads f1 writes y1
+"""
+
+
+@pytest.mark.parametrize("figure", [62, 10**6])
+def test_a_plan_whose_order_was_edited_beyond_its_limit_is_refused(figure: int):
+    program = parse_program(GATHERS_IN_A_ROW)
+    plan = solve(program).plan
+    assert plan.captured.peak_nbytes == plan.planned.peak_nbytes == 62
+    edited = replace(
+        plan,
+        order=("s0", "s1", "t0", "t1", "c0", "c1"),  # which hides more
+        planned=replace(plan.planned, peak_nbytes=figure),
+    )
+    message = "takes 101 bytes at its peak, 39 more than the 62 of the limit"
+    with pytest.raises(OrderError, match=message):
+        apply_plan(program, edited, None)
+    with pytest.raises(OrderError, match=message):
+        apply_solution(program, edited, None)
+    free = replace(edited, limits=Limits(peak_ratio=None))
+    assert apply_solution(program, free, None).timeline.peak_nbytes == 101
+
+
+@given(rngs, st.integers(2, 25), st.sampled_from([0, 1, 100]), st.sampled_from([None, 0, 100]))
+@settings(max_examples=60, deadline=None)
+def test_what_is_solved_under_limits_that_cannot_be_met_is_applied_again(
+    rng: random.Random, size: int, peak: int, in_flight: int | None
+):
+    program = described(random_program(rng, size))
+    limits = Limits(peak_bytes=peak, in_flight_bytes=in_flight, steps=20)
+    found = solve(program, limits, reprice=longer)
+    assert apply_solution(program, found.plan, longer).plan.planned == found.plan.planned
+
+
 def test_json_that_is_no_plan_gets_a_sentence():
     with pytest.raises(ProgramError, match="not a plan"):
         Plan.from_json([])

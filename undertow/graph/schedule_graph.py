@@ -226,11 +226,20 @@ def decide(
         return solution_of(priced, limits, made.merged, made.order, reprice)
     if decisions is not None:
         merged, order = follow(priced, decisions, limits, reprice)
-        return solution_of(priced, limits, merged, order, reprice)
+        found = solution_of(priced, limits, merged, order, reprice)
+        return replace(found, plan=_with_limit_of(found.plan, priced))
     splitting = None
     if work is not None and work.splittable:
         splitting = Splitting(work.splittable, _piece_pricer(cluster, sources))
     return solve(priced, limits, reprice=reprice, splitting=splitting)
+
+
+def _with_limit_of(plan: Plan, program: Program) -> Plan:
+    """What ranks must issue alike goes before the limit on memory: the Plan says what that took."""
+    allowed, peak = plan.limits.allowed_peak(program), plan.planned.peak_nbytes
+    if allowed is None or peak <= max(allowed, plan.captured.peak_nbytes):
+        return plan
+    return replace(plan, limits=replace(plan.limits, peak_bytes=peak, peak_ratio=None))
 
 
 def _piece_pricer(cluster: Cluster, sources: Sequence[Source]) -> PriceProgram:

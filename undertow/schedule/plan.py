@@ -11,10 +11,10 @@ from typing import Any, get_args
 import numpy as np
 
 from undertow.errors import OrderError, ProgramError
-from undertow.program import Order, Program, stream_sequences, verify
+from undertow.program import Order, Program, profile_memory, stream_sequences, verify
 from undertow.program.model import IntArray, listed
 from undertow.schedule.buckets import Bucket, How, Merged, Reprice, bucket_key, merge
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, peak_in_flight
 from undertow.schedule.splits import Divided, Split, Splitting, split
 
 _FORMAT = "undertow plan"
@@ -147,6 +147,7 @@ def apply_plan(
     `divided` is what `split_as_planned` made of the program, if the plan has splits.
     """
     _check_program(program, plan)
+    captured = program
     if divided is not None:
         program = divided.program
     _check_buckets(program, plan.buckets)
@@ -160,7 +161,38 @@ def apply_plan(
             "the plan's digest does not fit its order: the file was edited without it; remove "
             "the edit or plan anew"
         )
+    _check_memory(captured, plan, merged.program, order)
     return merged, order
+
+
+def _check_memory(captured: Program, plan: Plan, scheduled: Program, order: Order) -> None:
+    """Within the limit that the plan was made under, or where not even the captured order is,
+    within what that takes; the figures in the file have no say."""
+    most = _most(captured, plan.limits)
+    if most is None:
+        return
+    peak = profile_memory(scheduled, order).peak_nbytes
+    if peak > most:
+        raise OrderError(
+            f"the plan's order takes {peak:,} bytes at its peak, {peak - most:,} more than the "
+            f"{most:,} of the limit that it was made under; remove the edit or plan anew"
+        )
+
+
+def _most(program: Program, limits: Limits) -> int | None:
+    """The largest peak that a plan under these limits has, in bytes; None if any may be.
+
+    Over a limit that the captured order exceeds, a scheduler goes no further than that order does,
+    in memory at the peak and in flight together.
+    """
+    allowed = limits.allowed_peak(program)
+    if allowed is None:
+        return None
+    order = Order.captured(program)
+    over = max(profile_memory(program, order).peak_nbytes - allowed, 0)
+    if limits.in_flight_bytes is not None:
+        over += max(peak_in_flight(program, order) - limits.in_flight_bytes, 0)
+    return allowed + over
 
 
 def _check_buckets(program: Program, buckets: Sequence[Bucket]) -> None:

@@ -341,9 +341,6 @@ def apply_solution(
     divided = split_as_planned(program, plan, splitting)
     merged, order = apply_plan(program, plan, reprice, divided)
     timeline = simulate(merged.program, order)
-    allowed = plan.limits.allowed_peak(program)
-    if allowed is not None:
-        verify(merged.program, order, peak_nbytes=max(allowed, plan.planned.peak_nbytes))
     if splitting is not None and splitting.splittable:
         bound_ns = bound_for_any_splitting(program, reprice, splitting.splittable)
     else:
