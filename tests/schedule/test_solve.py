@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from bench.synthetic import fsdp_step
 from tests.program.exact import exact_ns
 from tests.programs import random_program, rngs
 from tests.schedule.test_buckets import REPRICE, described, gathers, longer
-from undertow.errors import OrderError, ProgramError
+from undertow.errors import OrderError, ProgramError, UndertowError
 from undertow.program import parse_program, profile_memory, simulate, verify
 from undertow.schedule.buckets import Bucket
 from undertow.schedule.candidates import Candidate, Workshop
@@ -309,6 +310,77 @@ def test_json_that_is_no_plan_gets_a_sentence():
         Plan.from_json([])
     with pytest.raises(ProgramError, match="right form"):
         Plan.from_json({"format": "undertow plan", "version": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("order", 0), ["a"], r"\"order\[0\]\" must be a text, not \['a'\]"),
+        (("order",), "abc", '"order" must be a list'),
+        (("buckets", 0, "members"), [["a"]], r'"buckets\[0\].members\[0\]" must be a text'),
+        (("buckets", 0, "members"), [], r'"buckets\[0\]" is a bucket of 0'),
+        (("buckets", 0), [], r'"buckets\[0\]" is a bucket of 0'),
+        (("buckets", 0), 3, r'"buckets\[0\]" must be a table'),
+        (("bound_ns",), "x", '"bound_ns" must be a whole number'),
+        (("bound_ns",), 10**400, '"bound_ns" must be a whole number'),
+        (("limits", "peak_ratio"), float("nan"), '"limits".*peak_ratio.*NaN'),
+        (("limits", "peak_ratio"), float("inf"), '"limits".*peak_ratio.*more than makes sense'),
+        (("limits", "peak_bytes"), "70GiB", '"limits".*peak_bytes.*whole number'),
+        (("limits", "steps"), None, '"limits".*steps'),
+        (("limits", "foo"), 1, '"limits": unknown field'),
+        (("planned", "peak_nbytes"), "x", '"planned.peak_nbytes" must be a whole number'),
+        (("planned", "total_ns"), True, '"planned.total_ns" must be a whole number'),
+        (("captured",), [], '"captured" must be a table'),
+        (("program",), [1], '"program" must be a text'),
+        (("splits",), [{"pieces": "4", "tasks": ["c0"]}], r'"splits\[0\].pieces" must be a whole'),
+        (("splits",), [{"pieces": 2, "tasks": "c0"}], r'"splits\[0\].tasks" must be a list'),
+    ],
+)
+def test_a_field_that_cannot_be_is_named(path: tuple, value: object, message: str):
+    data = json.loads(json.dumps(plan_of_gathers().to_json()))
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(ProgramError, match=message):
+        Plan.from_json(data)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["g1", "x", "1"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_plan_that_was_edited_anywhere_is_a_plan_or_gets_a_sentence(data: st.DataObject):
+    edited = json.loads(json.dumps(EDITED.to_json()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = edited
+        while True:
+            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+            if not keys:
+                break
+            key = data.draw(st.sampled_from(keys))
+            if isinstance(at[key], dict | list) and data.draw(st.booleans()):
+                at = at[key]
+                continue
+            if data.draw(st.booleans()):
+                at[key] = data.draw(PLAIN)
+            elif data.draw(st.booleans()):
+                del at[key]
+            elif isinstance(at, list):
+                at.append(at[key])
+            break
+    with suppress(UndertowError):
+        plan = Plan.from_json(edited)
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+        apply_solution(gathers(12), plan, REPRICE)
+
+
+EDITED = plan_of_gathers()
 
 
 def test_the_same_plan_under_another_hash_seed():

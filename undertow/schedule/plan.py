@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, cast, get_args
 
 import numpy as np
 
-from undertow.errors import OrderError, ProgramError
+from undertow.errors import OrderError, ProgramError, UndertowError, unknown_name
 from undertow.program import Order, Program, profile_memory, stream_sequences, verify
 from undertow.program.model import IntArray, listed
 from undertow.schedule.buckets import Bucket, How, Merged, Reprice, bucket_key, merge
+from undertow.schedule.fields import many, names, of, table, text, whole
 from undertow.schedule.limits import Limits, peak_in_flight
 from undertow.schedule.splits import Divided, Split, Splitting, split
 
@@ -64,7 +65,7 @@ class Plan:
             "bound_ns": self.bound_ns,
             "digest": self.digest,
             "buckets": [bucket_json(bucket) for bucket in self.buckets],
-            "splits": [asdict(split) for split in self.splits],
+            "splits": [{"pieces": s.pieces, "tasks": list(s.tasks)} for s in self.splits],
             "order": list(self.order),
         }
 
@@ -76,26 +77,45 @@ class Plan:
             raise ProgramError(
                 f"this plan is of version {data.get('version')!r}; this undertow reads {_VERSION}"
             )
-        origin = data.get("origin", {})
-        if not isinstance(origin, dict):
-            raise ProgramError(
-                'the plan\'s JSON does not have the right form: "origin" is no table'
-            )
         try:
             return Plan(
-                data["program"],
-                tuple(data["order"]),
-                tuple(read_bucket(bucket) for bucket in data["buckets"]),
-                Limits(**data["limits"]),
-                Figures(**data["captured"]),
-                Figures(**data["planned"]),
-                data["bound_ns"],
-                data["digest"],
-                origin,
-                tuple(Split(s["pieces"], tuple(s["tasks"])) for s in data.get("splits", ())),
+                of(data, "program", text),
+                of(data, "order", names),
+                of(data, "buckets", lambda found, name: many(found, name, read_bucket)),
+                of(data, "limits", _limits),
+                of(data, "captured", _figures),
+                of(data, "planned", _figures),
+                of(data, "bound_ns", whole),
+                of(data, "digest", text),
+                table(data.get("origin", {}), "origin"),
+                many(data.get("splits", []), "splits", _split),
             )
-        except (KeyError, TypeError) as error:
+        except ProgramError as error:
             raise ProgramError(f"the plan's JSON does not have the right form: {error}") from error
+
+
+def _limits(data: Any, name: str) -> Limits:
+    _check_known(table(data, name), name, Limits)
+    try:
+        return Limits(**data)
+    except UndertowError as error:
+        raise ProgramError(f'"{name}": {error}') from error
+
+
+def _figures(data: Any, name: str) -> Figures:
+    _check_known(table(data, name), name, Figures)
+    return Figures(*(of(data, field.name, whole, name) for field in fields(Figures)))
+
+
+def _check_known(data: dict[str, Any], name: str, wanted: type[Limits | Figures]) -> None:
+    known = [field.name for field in fields(wanted)]
+    for unknown in data.keys() - known:
+        raise ProgramError(f'"{name}": {unknown_name("field", unknown, known)}')
+
+
+def _split(data: Any, name: str) -> Split:
+    found = table(data, name)
+    return Split(of(found, "pieces", whole, name), of(found, "tasks", names, name))
 
 
 def program_digest(program: Program) -> str:
@@ -219,15 +239,23 @@ def bucket_json(bucket: Bucket) -> dict[str, Any]:
     return {"members": list(bucket.members), "how": bucket.how}
 
 
-def read_bucket(data: Any) -> Bucket:
+def read_bucket(data: Any, name: str = "buckets") -> Bucket:
     """Plans that know no other way than coalesced list the members alone."""
+    how: How = "coalesced"
     if isinstance(data, list):
-        return Bucket(tuple(data))
-    if data["how"] not in get_args(How):
-        raise ProgramError(
-            f"the plan has a bucket that is {data['how']!r}; one is {' or '.join(get_args(How))}"
-        )
-    return Bucket(tuple(data["members"]), data["how"])
+        members = names(data, name)
+    else:
+        members = of(table(data, name), "members", names, name)
+        asked = of(data, "how", text, name)
+        ways = get_args(How)
+        if asked not in ways:
+            raise ProgramError(
+                f'"{name}" is a bucket that is {asked!r}; one is {" or ".join(ways)}'
+            )
+        how = cast(How, asked)
+    if len(members) < 2:
+        raise ProgramError(f'"{name}" is a bucket of {len(members)}; it takes two collectives')
+    return Bucket(members, how)
 
 
 def _index(program: Program, name: str) -> int:
