@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -269,6 +270,28 @@ def test_the_memory_limit_is_kept(undertow: Run) -> None:
     assert free["step_seconds"] <= tight["step_seconds"]
     assert planned("--memory", "+100%")["step_seconds"] <= tight["step_seconds"]
     assert planned("--no-merge")["buckets"] == 0
+
+
+def test_a_memory_limit_that_cannot_be_met_is_told(undertow: Run, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    step = ("plan", "llama3-debug", "--seq", 128)
+    result = undertow(*step, "--memory", "1KiB", "--save-plan", saved)
+    assert result.code == 1
+    sentence = r"note: the memory limit of 1 KiB is not met: the captured order takes .*iB at its"
+    assert re.search(sentence, " ".join(result.out.split()))
+    for options in (("--memory", "1KiB"), ("--plan", saved)):
+        result = undertow(*step, *options, "--json")
+        planned = result.json["planned"]
+        assert (result.code, planned["limit_bytes"], len(planned["shortfalls"])) == (1, 1024, 1)
+        assert planned["peak_bytes"] <= result.json["peak_bytes"]
+    result = undertow(*step, "--json")
+    assert (result.code, result.json["planned"]["shortfalls"]) == (0, [])
+    assert result.json["planned"]["limit_bytes"] == result.json["peak_bytes"]
+    swept = undertow(*step, "--sweep", "memory=1KiB,none")
+    assert swept.code == 0
+    assert "note: memory=1KiB: the memory limit of 1 KiB is not met" in swept.out
+    checked = undertow("check", *step[1:], "--memory", "1KiB", "--max-step", "1s")
+    assert "note: the memory limit of 1 KiB is not met" in checked.out
 
 
 def test_the_page_shows_the_captured_and_the_planned_step(undertow: Run, tmp_path: Path) -> None:

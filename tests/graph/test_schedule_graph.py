@@ -327,6 +327,19 @@ def test_without_a_cluster_one_is_assumed_and_said_once(caplog):
     assert said == ["no cluster was given: costs are those of h100x4, one node; pass cluster="]
 
 
+def test_limits_that_cannot_be_met_are_told_with_what_was_reached(caplog):
+    with caplog.at_level(logging.WARNING):
+        _, plan = scheduled(traced(gathers, X, W), limits=Limits(peak_bytes=1, in_flight_bytes=2))
+    peak, flight = (record.getMessage() for record in caplog.records)
+    assert peak.startswith("the memory limit of 1 B is not met: the captured order takes 704 B")
+    assert f"{plan.planned.peak_nbytes - 1} B too much" in peak
+    assert flight == ("the limit of 2 B in flight is not met: the least that was found is 320 B")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        scheduled(traced(gathers, X, W), limits=Limits())
+    assert not caplog.records
+
+
 def test_a_group_without_ranks_is_an_error_that_says_what_to_give():
     with pytest.raises(CostError, match=r"group '0' has no ranks; give the group's ranks"):
         schedule_graph(traced(gathers, X, W), cluster="h100x4")

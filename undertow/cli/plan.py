@@ -77,6 +77,9 @@ def command(
     --sweep plans the same step under every combination of values and --pareto under several memory
     limits; both share what was captured and use all cores.
 
+    Where nothing keeps --memory, the plan with the least memory that was found is shown and
+    written, with a note, and the exit code is 1.
+
     A file's `build` takes `batch` and `seq` (or neither) and returns model, inputs[, loss_fn[,
     targets]].
     """
@@ -114,6 +117,8 @@ def command(
             show_json(planned.to_json())
         else:
             show(plan_report(planned, outputs.paths()))
+        if planned.shortfalls:
+            raise typer.Exit(1)
 
 
 def _sweep(
@@ -218,7 +223,7 @@ def write_files(step: PlannedStep, outputs: Outputs) -> None:
 def plan_report(step: PlannedStep, written: list[Path]) -> Iterator[RenderableType]:
     """A planned step for a reader."""
     yield from report(step.summary, figures(step), step.planned, _merged(step))
-    for line in (*step.captured.notes, *step.assumptions):
+    for line in (*step.captured.notes, *step.assumptions, *step.shortfalls):
         yield f"note: {line}"
     for path in written:
         yield f"wrote {path}"

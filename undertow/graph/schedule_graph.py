@@ -32,6 +32,7 @@ from undertow.schedule.follow import Decisions, follow
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan
+from undertow.schedule.shortfall import shortfalls
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
 from undertow.schedule.splits import PriceProgram, Splitting
 
@@ -152,6 +153,8 @@ def schedule_nodes(
         solution = _applied(converted.program, plan, work)
     else:
         solution = _applied_priced(converted, plan, work, cluster, estimate, measured, fuses)
+    for sentence in shortfalls(solution.plan, solution.merged.program, solution.order):
+        _log.warning("%s", sentence)
     if converted.program.starts or plan is not None:
         if solution.divided is not None:
             assert work is not None

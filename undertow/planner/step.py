@@ -32,6 +32,7 @@ from undertow.schedule.buckets import Reprice, propose_of_size
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan
+from undertow.schedule.shortfall import shortfalls
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
 from undertow.schedule.splits import Splitting
 
@@ -95,6 +96,13 @@ class PlannedStep:
         }
 
     @property
+    def shortfalls(self) -> tuple[str, ...]:
+        """A sentence for each limit that the planned step does not keep, since nothing does."""
+        if self.solution is None:
+            return ()
+        return shortfalls(self.solution.plan, self.solution.merged.program, self.solution.order)
+
+    @property
     def split_collectives(self) -> int:
         """How many of the captured collectives the planned step runs in pieces."""
         if self.solution is None:
@@ -112,6 +120,8 @@ class PlannedStep:
             "split_collectives": self.split_collectives,
             "fits": self.solution.timeline.peak_nbytes <= self.device_nbytes,
             "digest": self.solution.plan.digest,
+            "limit_bytes": self.solution.plan.limits.allowed_beside(self.timeline.peak_nbytes),
+            "shortfalls": list(self.shortfalls),
         }
 
 

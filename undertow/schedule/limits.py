@@ -82,12 +82,16 @@ class Limits:
 
     def allowed_peak(self, program: Program) -> int | None:
         """The largest peak that is allowed for `program`, in bytes; None if any is."""
-        if self.peak_bytes is not None:
+        if self.peak_bytes is not None or self.peak_ratio is None:
             return self.peak_bytes
-        if self.peak_ratio is None:
-            return None
+        return self.allowed_beside(profile_memory(program).peak_nbytes)
+
+    def allowed_beside(self, captured_nbytes: int) -> int | None:
+        """The same where the captured order's own peak is known."""
+        if self.peak_bytes is not None or self.peak_ratio is None:
+            return self.peak_bytes
         # 1.05 means 105 %, not the binary fraction nearest to it.
-        return int(profile_memory(program).peak_nbytes * Fraction(str(self.peak_ratio)))
+        return int(captured_nbytes * Fraction(str(self.peak_ratio)))
 
     def fixed_for(self, program: Program) -> Limits:
         """The same limits with the peak in bytes: asked often, computed once."""
