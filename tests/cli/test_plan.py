@@ -249,6 +249,24 @@ def test_a_saved_plan_is_applied_again_and_refused_for_another_step(
     assert "made for another step" in refused.err
 
 
+def test_options_that_contradict_a_plan_are_refused(undertow: Run, tmp_path: Path) -> None:
+    saved, again = tmp_path / "plan.json", tmp_path / "again.json"
+    step = ("plan", "llama3-debug", "--seq", 128)
+    undertow(*step, "--memory", "+50%", "--save-plan", saved)
+    for option in (["--memory", "1MiB"], ["--bucket", "1MiB"], ["--no-merge"], ["--manual", "x"]):
+        refused = undertow(*step, "--plan", saved, *option, "--save-plan", again)
+        assert (refused.code, again.exists()) == (2, False)
+        assert option[0] in refused.err
+        assert "leave out" in refused.err
+    refused = undertow(*step, "--plan", saved, "--memory", "1MiB")
+    assert "--memory contradicts the plan, which was made under +50%" in refused.err
+    assert undertow(*step, "--plan", saved, "--memory", "+50%").code == 0
+    assert undertow(*step, "--plan", saved, "--save-plan", again).code == 0
+    assert json.loads(again.read_text()) == json.loads(saved.read_text())
+    refused = undertow(*step, "--pareto", "--memory", "1MiB")
+    assert (refused.code, "--memory is for one step" in refused.err) == (2, True)
+
+
 def test_a_plan_that_is_applied_on_a_faster_cluster_is_not_below_its_bound(
     undertow: Run, tmp_path: Path
 ) -> None:

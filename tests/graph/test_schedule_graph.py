@@ -246,6 +246,28 @@ def test_a_plan_for_another_step_is_refused(llama):
     assert str(module.graph) == before
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": Limits(peak_bytes=4096)}, "limits= contradicts the plan.*made under none"),
+        ({"limits": Limits(peak_ratio=None, in_flight_bytes=1)}, "limits= contradicts the plan"),
+        ({"merge": False}, r"merge= contradicts the plan, which merges collectives \(coalesced\)"),
+        ({"merge": "copied"}, "merge= contradicts the plan"),
+        ({"manual": ["layers.*"]}, "manual= contradicts the plan"),
+    ],
+)
+def test_options_that_contradict_a_plan_are_refused(options, message):
+    _, plan = scheduled(traced(gathers, X, W), estimate=estimate)
+    assert plan.buckets
+    module = traced(gathers, X, W)
+    before = str(module.graph)
+    with pytest.raises(OrderError, match=message):
+        scheduled(module, plan=plan, **options)
+    assert str(module.graph) == before
+    same = {"limits": replace(plan.limits, steps=7), "merge": "coalesced"}
+    assert scheduled(module, plan=plan, **same)[1].digest == plan.digest
+
+
 def test_a_plan_that_was_edited_beyond_its_limit_is_refused_and_leaves_the_graph():
     _, plan = scheduled(traced(gathers, X, W), merge=False, limits=Limits())
     early = [name for name in plan.order if "gather" in name or "add" in name]

@@ -20,6 +20,7 @@ from undertow.planner import PlannedStep
 from undertow.program import program_to_json, save_json
 from undertow.report.text import Figure, report
 from undertow.report.trace import timeline_to_trace
+from undertow.schedule.plan import Plan
 from undertow.units import format_nbytes
 
 app = subcommand()
@@ -96,6 +97,7 @@ def command(
             "--trace": trace is not None,
             "--save": save is not None,
             "--captured-only": captured_only,
+            "--memory": pareto and step.limits is not None,
             "--save-plan": bool(sweep) and save_plan is not None,
             "--pareto": bool(sweep) and pareto,
         }.items():
@@ -110,8 +112,12 @@ def command(
         _pareto(step, points, jobs, save_plan, html, json)
     else:
         check_outputs(*outputs.paths())
+        schedule: bool | Plan = not captured_only
+        if plan_file:
+            schedule = read_plan(plan_file)
+            step.check_beside(schedule)
         with progress_bar(quiet=json) as progress:
-            planned = step.run(read_plan(plan_file) if plan_file else not captured_only, progress)
+            planned = step.run(schedule, progress)
         write_files(planned, outputs)
         if json:
             show_json(planned.to_json())

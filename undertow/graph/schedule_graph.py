@@ -31,7 +31,7 @@ from undertow.schedule.buckets import How
 from undertow.schedule.follow import Decisions, follow
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
-from undertow.schedule.plan import Plan
+from undertow.schedule.plan import Plan, contradictions, refuse_beside
 from undertow.schedule.shortfall import shortfalls
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
 from undertow.schedule.splits import PriceProgram, Splitting
@@ -76,7 +76,8 @@ def schedule_graph(
     `torch.export` do. `cluster` is what costs are for (default: one node of H100), `estimate`
     overrides its model for single nodes, `limits` bounds memory (default: not above the peak of the
     graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit;
-    its figures are then those for `cluster` and `estimate`, if either is given.
+    its figures are then those for `cluster` and `estimate`, if either is given, and other options
+    must not contradict it.
     `merge` says whether collectives may become one: `True` in any way, `"coalesced"` or `"copied"`
     in that way alone. Those that activations go through are split into pieces, with the work around
     them, where that makes the step shorter, unless `split` is False.
@@ -91,6 +92,8 @@ def schedule_graph(
         gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
         print(plan.captured.exposed_ns, plan.planned.exposed_ns)
     """
+    if plan is not None:
+        _check_beside(plan, limits, merge, manual)
     made = schedule_nodes(
         gm.graph,
         cluster=cluster,
@@ -107,6 +110,14 @@ def schedule_graph(
     )
     gm.recompile()
     return gm, made
+
+
+def _check_beside(plan: Plan, limits: Limits | None, merge: Merge, manual: Sequence[Entry]) -> None:
+    """Refuse what a Plan cannot do when it is applied as it is."""
+    for option, own in contradictions(plan, limits, merge):
+        raise refuse_beside(f"{option}=", own)
+    if manual:
+        raise refuse_beside("manual=", "is there already")
 
 
 @without_collections

@@ -31,7 +31,7 @@ from undertow.report.summary import Summary, summarise
 from undertow.schedule.buckets import Reprice, propose_of_size
 from undertow.schedule.limits import Limits
 from undertow.schedule.manual import Entry, plan_manually
-from undertow.schedule.plan import Plan
+from undertow.schedule.plan import Plan, contradictions, refuse_beside
 from undertow.schedule.shortfall import shortfalls
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
 from undertow.schedule.splits import Splitting
@@ -159,12 +159,14 @@ def plan(
     are merged, and split with the work around them, where that helps, unless `merge` or `split` is
     False; `bucket_nbytes` fixes the size of buckets (inputs on one rank) instead of choosing, and
     nothing is split then. `manual` names modules by path (`layers.*`) whose collectives are merged
-    and prefetched by a fixed rule instead. `schedule` may be a Plan, which is applied instead, or
-    False for the captured order alone.
+    and prefetched by a fixed rule instead. `schedule` may be a Plan, which is applied instead (what
+    contradicts it is refused), or False for the captured order alone.
 
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
         print(step.summary.headline(), step.planned.headline())
     """
+    if isinstance(schedule, Plan):
+        _check_beside(schedule, limits, merge, bucket_nbytes, manual)
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     settings = settings_for(
         model if isinstance(model, str) else getattr(model, "__name__", "model"),
@@ -198,7 +200,43 @@ def plan(
     if not isinstance(model, str) or not isinstance(cluster, str) or sources:
         return step
     origin = _origin(settings, cluster, limits or Limits(), merge, bucket_nbytes)
-    return with_origin(step, origin if split else origin | {"no_split": True})
+    if not split:
+        origin["no_split"] = True
+    if isinstance(schedule, Plan):
+        origin = origin_of_applied(origin, schedule)
+    return with_origin(step, origin)
+
+
+def _check_beside(
+    plan: Plan,
+    limits: Limits | None,
+    merge: bool,
+    bucket_nbytes: int | None,
+    manual: Sequence[Entry],
+) -> None:
+    """Refuse what a Plan cannot do when it is applied as it is."""
+    for option, own in contradictions(plan, limits, merge):
+        raise refuse_beside(option, own)
+    for option, is_given in (
+        ("bucket_nbytes", bucket_nbytes is not None),
+        ("manual", bool(manual)),
+    ):
+        if is_given:
+            raise refuse_beside(option, "has its buckets")
+
+
+_DECIDES = ("memory", "no_merge", "no_split", "bucket", "manual")  # options that a Plan depends on
+
+
+def origin_of_applied(origin: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """What a Plan that was applied is made from: the step and the cluster are those at hand, what
+    it was decided under is its own."""
+    step = {name: value for name, value in origin.items() if name not in _DECIDES}
+    own = {name: plan.origin[name] for name in _DECIDES if name in plan.origin}
+    own.pop("memory", None)
+    if plan.limits.memory_text() != Limits().memory_text():
+        own["memory"] = plan.limits.memory_text()
+    return {**step, **own}
 
 
 def with_origin(step: PlannedStep, origin: Mapping[str, Any]) -> PlannedStep:

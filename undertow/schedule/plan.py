@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -116,6 +116,28 @@ def _check_known(data: dict[str, Any], name: str, wanted: type[Limits | Figures]
 def _split(data: Any, name: str) -> Split:
     found = table(data, name)
     return Split(of(found, "pieces", whole, name), of(found, "tasks", names, name))
+
+
+def contradictions(
+    plan: Plan, limits: Limits | None = None, merge: bool | How = True
+) -> Iterator[tuple[str, str]]:
+    """What was asked for beside a Plan, which is applied as it is, and is not in it: the name of
+    the option, and what the Plan says instead."""
+    if limits is not None and replace(limits, steps=0) != replace(plan.limits, steps=0):
+        own = "was made under other ones"
+        if limits.in_flight_bytes == plan.limits.in_flight_bytes:
+            own = f"was made under {plan.limits.memory_text()}"
+        yield "limits", own
+    ways = {bucket.how for bucket in plan.buckets} - {merge}
+    if merge is not True and ways:
+        yield "merge", f"merges collectives ({', '.join(sorted(ways))})"
+
+
+def refuse_beside(option: str, own: str) -> UndertowError:
+    """The error for an option that a Plan contradicts."""
+    return OrderError(
+        f"{option} contradicts the plan, which {own} and is applied as it is: leave out one of them"
+    )
 
 
 def program_digest(program: Program) -> str:
