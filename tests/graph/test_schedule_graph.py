@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import re
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from undertow.capture.trace import trace_step
 from undertow.errors import CostError, OrderError, ProgramError, UndertowError
 from undertow.graph import as_inductor_pass, collective_call, convert
 from undertow.graph.nodes import tensor_nbytes, tensors_of
-from undertow.graph.schedule_graph import _default_cluster, schedule_graph
+from undertow.graph.schedule_graph import _default_cluster, _say_once, schedule_graph
 from undertow.program import Order, verify
 from undertow.schedule.buckets import Bucket
 from undertow.schedule.limits import Limits
@@ -360,6 +361,29 @@ def test_limits_that_cannot_be_met_are_told_with_what_was_reached(caplog):
     with caplog.at_level(logging.WARNING):
         scheduled(traced(gathers, X, W), limits=Limits())
     assert not caplog.records
+
+
+def test_what_figures_rest_on_is_said_once(caplog):
+    def step(x, landed):
+        made = ops.all_gather_into_tensor(x, 4, "0")
+        return torch.linalg.inv(x[:4]), wait(made), wait(landed)
+
+    _say_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        scheduled(traced(step, X, W))
+        scheduled(traced(step, X, W))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].startswith("the graph waits for collectives that it did not start")
+    assert re.match("costs rest on an assumption: .*inv.* is of no known class", said[1])
+
+
+@pytest.mark.parametrize("donated", [["nonsense"], "x_1"])
+def test_a_donated_name_that_is_not_there_is_refused(donated):
+    module = traced(gathers, X, W)
+    with pytest.raises(ProgramError, match=r"unknown placeholder 'nonsense'|the text 'x_1'"):
+        scheduled(module, donated=["x_1", *donated] if isinstance(donated, list) else donated)
+    scheduled(module, donated=["x_1"])
 
 
 def test_a_group_without_ranks_is_an_error_that_says_what_to_give():

@@ -19,7 +19,7 @@ from undertow.cost.agreed import Agree, agreed, captured_name, piece_share
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
 from undertow.cost.sources import FunctionSource, ModelSource, Source
-from undertow.errors import OrderError
+from undertow.errors import OrderError, ProgramError, unknown_name
 from undertow.garbage import without_collections
 from undertow.graph.convert import Converted, GroupRanks, ModuleOf, convert
 from undertow.graph.copies import block_copies
@@ -94,6 +94,7 @@ def schedule_graph(
     """
     if plan is not None:
         _check_beside(plan, limits, merge, manual)
+    _check_donated(gm.graph, donated)
     made = schedule_nodes(
         gm.graph,
         cluster=cluster,
@@ -120,6 +121,21 @@ def _check_beside(plan: Plan, limits: Limits | None, merge: Merge, manual: Seque
         raise refuse_beside("manual=", "is there already")
 
 
+def _check_donated(graph: fx.Graph, donated: Collection[str]) -> None:
+    if isinstance(donated, str):
+        raise ProgramError(f"donated is the text {donated!r}; give a list of names")
+    known = [node.name for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    for name in donated:
+        if name not in known:
+            raise ProgramError(f"donated: {unknown_name('placeholder', str(name), known)}")
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    """What a reader of predictions should know: each is said once in a process."""
+    _log.warning("%s", sentence)
+
+
 @without_collections
 def schedule_nodes(
     graph: fx.Graph,
@@ -144,6 +160,8 @@ def schedule_nodes(
     are those of other ranks on what to issue, which are followed."""
     block_copies(graph)
     converted = convert(graph, groups, donated=donated, module_of=module_of)
+    for note in converted.notes:
+        _say_once(note)
     may_split = split and not manual and (plan is None or bool(plan.splits))
     work = find_row_work(converted) if may_split else None
     if plan is None:
@@ -202,7 +220,7 @@ def _applied_priced(
     ranks need not agree on them."""
     target = _cluster_of(cluster, converted.program)
     sources = (*sources_of(converted, estimate, target), *measured)
-    program = price(converted.program, target, sources, fuses).program
+    program = _priced(converted.program, target, sources, fuses)
     splitting = None
     if work is not None and work.splittable:
         splitting = Splitting(work.splittable, _piece_pricer(target, sources))
@@ -227,7 +245,7 @@ def decide(
     program = converted.program
     cluster = _cluster_of(cluster, program)
     sources = (*sources_of(converted, estimate, cluster, agree), *measured)
-    priced = price(program, cluster, sources, fuses).program
+    priced = _priced(program, cluster, sources, fuses)
     if not program.starts:  # nothing to hide: the captured order, with its figures
         solution = solve(priced, replace(limits, steps=0), should_merge=False)
         return replace(solution, plan=replace(solution.plan, limits=limits))
@@ -254,6 +272,13 @@ def _with_limit_of(plan: Plan, program: Program) -> Plan:
     if allowed is None or peak <= max(allowed, plan.captured.peak_nbytes):
         return plan
     return replace(plan, limits=replace(plan.limits, peak_bytes=peak, peak_ratio=None))
+
+
+def _priced(program: Program, cluster: Cluster, sources: Sequence[Source], fuses: bool) -> Program:
+    found = price(program, cluster, sources, fuses)
+    for assumption in found.assumptions:
+        _say_once(f"costs rest on an assumption: {assumption}")
+    return found.program
 
 
 def _piece_pricer(cluster: Cluster, sources: Sequence[Source]) -> PriceProgram:
