@@ -6,8 +6,10 @@ import copy
 import gc
 import logging
 import re
+import shutil
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -453,6 +455,23 @@ def test_an_inductor_pass_can_be_cached_by_what_it_depends_on():
     assert as_inductor_pass("h100x8", estimate=estimate).uuid() is None
 
 
+def test_an_inductor_pass_is_another_one_with_other_sources(tmp_path, monkeypatch):
+    from undertow.graph import inductor_bridge
+
+    root = tmp_path / "undertow"
+    shutil.copytree(
+        Path(inductor_bridge.__file__).parents[1], root, ignore=shutil.ignore_patterns("*.so")
+    )
+    monkeypatch.setattr(inductor_bridge, "__file__", str(root / "graph" / "inductor_bridge.py"))
+    scheduler = as_inductor_pass("h100x8")
+    known = {scheduler.uuid()}
+    for place in ("capture/schema.py", "native/core.c", "native/__init__.py", "graph/copies.py"):
+        with (root / place).open("a") as file:
+            file.write("\n")
+        assert scheduler.uuid() not in known, place
+        known.add(scheduler.uuid())
+
+
 def test_an_inductor_pass_does_not_keep_the_graph():
     module = traced(gathers, X, W)
     scheduler = as_inductor_pass("h100x4", groups=GROUPS, limits=QUICK, pin=False)
@@ -496,20 +515,29 @@ def test_a_manual_plan_by_module_path_computes_the_same(llama):
     assert_same_numbers(original, module, *inputs)
 
 
-def test_the_user_can_say_where_nodes_belong():
+def layers(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
+    for shard in shards:
+        x = torch.relu(x @ wait(ops.all_gather_into_tensor(shard, 4, "0"))[:4])
+    return x
+
+
+def in_two_modules() -> Any:
     places = iter(["one", "one", "two", "two"])
+    return lambda node: next(places) if collective_call(node) else None
 
-    def module_of(node: fx.Node) -> str | None:
-        return next(places) if collective_call(node) else None
 
-    def layers(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
-        for shard in shards:
-            x = torch.relu(x @ wait(ops.all_gather_into_tensor(shard, 4, "0"))[:4])
-        return x
-
+def test_the_user_can_say_where_nodes_belong():
     module = traced(layers, X, W, W + 1, W + 2, W + 3)
-    _, plan = scheduled(module, manual=["one", "two"], module_of=module_of)
+    _, plan = scheduled(module, manual=["one", "two"], module_of=in_two_modules())
     assert [len(bucket.members) for bucket in plan.buckets] == [2, 2]
+
+
+def test_an_inductor_pass_is_told_where_nodes_belong():
+    options = {"groups": GROUPS, "limits": QUICK, "pin": False, "manual": ["one", "two"]}
+    scheduler = as_inductor_pass("h100x4", module_of=in_two_modules(), **options)
+    scheduler(traced(layers, X, W, W + 1, W + 2, W + 3).graph)
+    assert [len(bucket.members) for bucket in scheduler.plans[0].buckets] == [2, 2]
+    assert scheduler.uuid() is None
 
 
 def test_a_manual_plan_for_no_module_is_refused(llama):

@@ -158,7 +158,6 @@ def schedule_nodes(
     """`schedule_graph` for a graph without its module. `measured` sources are asked after
     `estimate` and before the model; `fuses` says that pointwise work will run fused; `decisions`
     are those of other ranks on what to issue, which are followed."""
-    block_copies(graph)
     converted = convert(graph, groups, donated=donated, module_of=module_of)
     for note in converted.notes:
         _say_once(note)
@@ -185,6 +184,7 @@ def schedule_nodes(
     for sentence in shortfalls(solution.plan, solution.merged.program, solution.order):
         _log.warning("%s", sentence)
     if converted.program.starts or plan is not None:
+        block_copies(graph)  # not before: what is refused leaves the graph as it was
         if solution.divided is not None:
             assert work is not None
             converted = divide(work, solution.divided)
