@@ -47,7 +47,7 @@ def test_a_users_function_prices_before_the_model():
 
 def test_what_contradicts_a_plan_is_refused_and_its_own_options_are_kept():
     asked = {"seq": 32, "cluster": "h100x4"}
-    made = undertow.plan("llama3-debug", limits=Limits.parse("+50%"), **asked).solution.plan
+    made = undertow.plan("llama3-debug", limits="+50%", **asked).solution.plan
     assert made.buckets
     for other in ({"limits": Limits()}, {"merge": False}, {"bucket_nbytes": 4096}, {"manual": "x"}):
         with pytest.raises(UndertowError, match="contradicts the plan"):

@@ -310,7 +310,7 @@ def test_a_graph_without_collectives_stays_as_it_is():
     assert plan.limits == QUICK
 
 
-@pytest.mark.parametrize("bad", [float("nan"), -1.0, float("inf"), "fast", True])
+@pytest.mark.parametrize("bad", [float("nan"), -1.0, float("inf"), 1e300, "fast", True])
 def test_an_estimate_that_is_no_time_is_an_error_that_names_the_node(bad):
     with pytest.raises(CostError, match="'mm_3'"):
         scheduled(
@@ -386,6 +386,36 @@ def test_a_donated_name_that_is_not_there_is_refused(donated):
     with pytest.raises(ProgramError, match=r"unknown placeholder 'nonsense'|the text 'x_1'"):
         scheduled(module, donated=["x_1", *donated] if isinstance(donated, list) else donated)
     scheduled(module, donated=["x_1"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimate": lambda node: 1e-3}, "estimate cannot be asked about a node and a size"),
+        ({"estimate": 3}, "estimate is 3; give a function of a node and nbytes=None"),
+        ({"limits": 3}, r"limits is 3; give Limits\(...\) or a text"),
+        ({"limits": "lots"}, "'lots' is not a memory limit"),
+        ({"plan": {"a": 1}}, "plan is a dict; Plan.from_json makes a Plan"),
+        ({"groups": {"0": (0, 1, 2, 3)}}, r"groups\['0'\] is \(0, 1, 2, 3\); give the name"),
+        ({"groups": {"0": ("dp", 4)}}, r"groups\['0'\] is \('dp', 4\)"),
+        ({"groups": ["0"]}, r"groups is \['0'\]; give the name"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_get_a_sentence(options, message):
+    module = traced(gathers, X, W)
+    before = str(module.graph)
+    with pytest.raises(UndertowError, match=message):
+        scheduled(module, **options)
+    assert str(module.graph) == before
+
+
+def test_limits_may_be_text():
+    _, plan = scheduled(traced(gathers, X, W), limits="+5%")
+    assert plan.limits == Limits(peak_ratio=1.05)
+    assert (
+        as_inductor_pass("h100x4", limits="+5%").uuid()
+        == as_inductor_pass("h100x4", limits=Limits(peak_ratio=1.05)).uuid()
+    )
 
 
 def test_a_group_without_ranks_is_an_error_that_says_what_to_give():

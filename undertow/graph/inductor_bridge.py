@@ -27,7 +27,7 @@ from undertow.graph.convert import GroupRanks, ModuleOf
 from undertow.graph.describe import op_class
 from undertow.graph.schedule_graph import Estimate, Merge, schedule_nodes
 from undertow.program.model import OpClass
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, limits_of
 from undertow.schedule.manual import Entry
 from undertow.schedule.plan import Plan
 
@@ -104,7 +104,7 @@ def as_inductor_pass(
     cluster: Cluster | str | None = None,
     *,
     estimate: Estimate | None = None,
-    limits: Limits | None = None,
+    limits: Limits | str | None = None,
     merge: Merge = True,
     groups: GroupRanks | None = None,
     pin: bool = True,
@@ -123,7 +123,7 @@ def as_inductor_pass(
     """
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     options = merge, groups, pin, agree, manual, split, module_of
-    return UndertowPass(target, estimate, limits or Limits(), *options)
+    return UndertowPass(target, estimate, limits_of(limits) or Limits(), *options)
 
 
 def decompositions() -> dict[Any, Any]:

@@ -7,6 +7,7 @@ other compilers (`undertow.graph.as_inductor_pass`).
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from undertow.cost.agreed import Agree, agreed, captured_name, piece_share
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
 from undertow.cost.sources import FunctionSource, ModelSource, Source
-from undertow.errors import OrderError, ProgramError, unknown_name
+from undertow.errors import CostError, OrderError, ProgramError, unknown_name
 from undertow.garbage import without_collections
 from undertow.graph.convert import Converted, GroupRanks, ModuleOf, convert
 from undertow.graph.copies import block_copies
@@ -29,7 +30,7 @@ from undertow.graph.splittable import RowWork, find_row_work
 from undertow.program import Collective, Join, Program, Task
 from undertow.schedule.buckets import How
 from undertow.schedule.follow import Decisions, follow
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, limits_of
 from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan, contradictions, refuse_beside
 from undertow.schedule.shortfall import shortfalls
@@ -59,7 +60,7 @@ def schedule_graph(
     *,
     cluster: Cluster | str | None = None,
     estimate: Estimate | None = None,
-    limits: Limits | None = None,
+    limits: Limits | str | None = None,
     plan: Plan | None = None,
     merge: Merge = True,
     split: bool = True,
@@ -92,6 +93,7 @@ def schedule_graph(
         gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
         print(plan.captured.exposed_ns, plan.planned.exposed_ns)
     """
+    limits = limits_of(limits)
     if plan is not None:
         _check_beside(plan, limits, merge, manual)
     _check_donated(gm.graph, donated)
@@ -115,6 +117,10 @@ def schedule_graph(
 
 def _check_beside(plan: Plan, limits: Limits | None, merge: Merge, manual: Sequence[Entry]) -> None:
     """Refuse what a Plan cannot do when it is applied as it is."""
+    if not isinstance(plan, Plan):
+        raise OrderError(
+            f"plan is a {type(plan).__name__}; Plan.from_json makes a Plan of what to_json gave"
+        )
     for option, own in contradictions(plan, limits, merge):
         raise refuse_beside(f"{option}=", own)
     if manual:
@@ -296,8 +302,27 @@ def sources_of(
     """A user's estimates as a source of costs for the tasks of this graph."""
     if estimate is None:
         return ()
+    _check_estimate(estimate)
     source = _source(converted, estimate, cluster)
     return (source if agree is None else agreed(converted.program, source, agree, cluster),)
+
+
+def _check_estimate(estimate: Estimate) -> None:
+    wanted = "give a function of a node and nbytes=None that returns seconds or None"
+    if not callable(estimate):
+        raise CostError(f"estimate is {estimate!r}; {wanted}")
+    try:
+        signature = inspect.signature(estimate)
+    except (TypeError, ValueError):  # of what is not Python
+        return
+    try:
+        signature.bind(None)
+        signature.bind(None, nbytes=0)
+    except TypeError as error:
+        raise CostError(
+            f"estimate cannot be asked about a node and a size, estimate(node, nbytes=4096): "
+            f"{error}; {wanted}"
+        ) from error
 
 
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:

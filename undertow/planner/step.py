@@ -29,7 +29,7 @@ from undertow.program import (
 from undertow.progress import Clock, Progress, silent
 from undertow.report.summary import Summary, summarise
 from undertow.schedule.buckets import Reprice, propose_of_size
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, limits_of
 from undertow.schedule.manual import Entry, plan_manually
 from undertow.schedule.plan import Plan, contradictions, refuse_beside
 from undertow.schedule.shortfall import shortfalls
@@ -138,7 +138,7 @@ def plan(
     checkpoint: bool = False,
     reshard_after_forward: bool = True,
     device_nbytes: int | None = None,
-    limits: Limits | None = None,
+    limits: Limits | str | None = None,
     merge: bool = True,
     bucket_nbytes: int | None = None,
     split: bool = True,
@@ -165,6 +165,7 @@ def plan(
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
         print(step.summary.headline(), step.planned.headline())
     """
+    limits = limits_of(limits)
     if isinstance(schedule, Plan):
         _check_beside(schedule, limits, merge, bucket_nbytes, manual)
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster

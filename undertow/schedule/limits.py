@@ -103,6 +103,19 @@ def _ratio(exact: Fraction) -> float:
     return float(exact) if exact <= _LARGEST_RATIO else math.inf
 
 
+def limits_of(given: Limits | str | None) -> Limits | None:
+    """Limits as a user may give them: as text too.
+
+    >>> limits_of("+5%") == Limits(peak_ratio=1.05)
+    True
+    """
+    if isinstance(given, str):
+        return Limits.parse(given)
+    if given is not None and not isinstance(given, Limits):
+        raise UndertowError(f"limits is {given!r}; give Limits(...) or a text such as '+5%'")
+    return given
+
+
 def in_flight_nbytes(program: Program, start: int) -> int:
     """What a collective holds from its start to its first wait: all that it reads and writes."""
     return sum(program.buffers[buffer].nbytes for buffer in program.touches[start])
