@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.capture.gloo_ranks import Ranks, gloo_ranks
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 # A busy machine must not fail a property; examples are drawn the same way on every run.
 settings.register_profile("undertow", deadline=None, derandomize=True)

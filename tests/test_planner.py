@@ -13,6 +13,7 @@ from undertow.capture.models import Example
 from undertow.cost.sources import FunctionSource
 from undertow.errors import UndertowError
 from undertow.program import CollectiveKind, Task
+from undertow.schedule.limits import Limits
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,16 @@ def test_a_users_function_prices_before_the_model():
     step = undertow.plan(tiny, "h100x4", "ddp", sources=[source])
     assert all(step.program.tasks[start].ns == 1_000_000 for start in step.program.starts)
     assert {row.source for row in step.summary.priced_by} >= {"mine"}
+
+
+def test_what_contradicts_a_plan_is_refused_and_its_own_options_are_kept():
+    asked = {"seq": 32, "cluster": "h100x4"}
+    made = undertow.plan("llama3-debug", limits="+50%", **asked).solution.plan
+    assert made.buckets
+    for other in ({"limits": Limits()}, {"merge": False}, {"bucket_nbytes": 4096}, {"manual": "x"}):
+        with pytest.raises(UndertowError, match="contradicts the plan"):
+            undertow.plan("llama3-debug", schedule=made, **asked, **other)
+    assert undertow.plan("llama3-debug", schedule=made, **asked).solution.plan.origin == made.origin
 
 
 def test_sharding_divides_parameters_and_their_memory():

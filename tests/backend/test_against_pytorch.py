@@ -20,7 +20,7 @@ from undertow.capture.full_state import full_state_dict
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import Options, parallelize
 from undertow.capture.parallelize_tensor import Region, TensorPlan
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 pytestmark = pytest.mark.slow
 

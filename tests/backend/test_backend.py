@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from undertow.backend import undertow
 from undertow.backend.options import OptionError
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 
 @pytest.fixture(autouse=True)

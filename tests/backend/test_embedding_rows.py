@@ -20,7 +20,7 @@ from undertow.backend.agree import sequences
 from undertow.capture.full_state import full_state_dict
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import parallelize
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 pytestmark = pytest.mark.slow
 

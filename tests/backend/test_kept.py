@@ -24,9 +24,9 @@ from undertow.capture.parallelize import parallelize
 from undertow.errors import ProgramError
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import convert
+from undertow.notices import counts
 from undertow.program import profile_memory
 from undertow.program.model import CollectiveKind
-from undertow.runtime.notices import counts
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from tests.capture.gloo_ranks import Ranks
 from undertow.backend import undertow
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import parallelize
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 pytestmark = pytest.mark.slow
 

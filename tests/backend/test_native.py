@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from undertow.backend import undertow
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 
 def test_a_model_trains_on_our_kernels(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from undertow.backend import compiled_backward, undertow
 from undertow.capture.full_state import full_state_dict
 from undertow.capture.mesh import Mesh
 from undertow.capture.parallelize import Options, parallelize
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 pytestmark = pytest.mark.slow
 
@@ -301,7 +301,7 @@ for layer in (model[0], model[2], model):
 run = run or torch.compile(model, backend="undertow")
 for _ in range(2):
     run(torch.ones(2, 4)).sum().backward()
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 assert counts["fully_shard outside the graph"] > 0
 dist.destroy_process_group()
 """

@@ -27,8 +27,8 @@ from undertow.cost.sources import FunctionSource
 from undertow.errors import UndertowError
 from undertow.loops.fuse import fuse
 from undertow.loops.lower import lower_graph
+from undertow.notices import counts
 from undertow.program import Order, Program, parse_program, simulate
-from undertow.runtime.notices import counts
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import program_digest
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 pytestmark = pytest.mark.slow
 

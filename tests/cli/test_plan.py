@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -294,6 +295,37 @@ def test_a_saved_plan_is_applied_again_and_refused_for_another_step(
     assert "made for another step" in refused.err
 
 
+def test_options_that_contradict_a_plan_are_refused(undertow: Run, tmp_path: Path) -> None:
+    saved, again = tmp_path / "plan.json", tmp_path / "again.json"
+    step = ("plan", "llama3-debug", "--seq", 128)
+    undertow(*step, "--memory", "+50%", "--save-plan", saved)
+    for option in (["--memory", "1MiB"], ["--bucket", "1MiB"], ["--no-merge"], ["--manual", "x"]):
+        refused = undertow(*step, "--plan", saved, *option, "--save-plan", again)
+        assert (refused.code, again.exists()) == (2, False)
+        assert option[0] in refused.err
+        assert "leave out" in refused.err
+    refused = undertow(*step, "--plan", saved, "--memory", "1MiB")
+    assert "--memory contradicts the plan, which was made under +50%" in refused.err
+    assert undertow(*step, "--plan", saved, "--memory", "+50%").code == 0
+    assert undertow(*step, "--plan", saved, "--save-plan", again).code == 0
+    assert json.loads(again.read_text()) == json.loads(saved.read_text())
+    refused = undertow(*step, "--pareto", "--memory", "1MiB")
+    assert (refused.code, "--memory is for one step" in refused.err) == (2, True)
+
+
+def test_a_plan_that_is_applied_on_a_faster_cluster_is_not_below_its_bound(
+    undertow: Run, tmp_path: Path
+) -> None:
+    saved = tmp_path / "plan.json"
+    step = ("plan", "llama3-debug", "--json", "--cluster")
+    saving = ("2xl40sx8", "--set", "bandwidth=0.1", "--save-plan", saved)
+    slow = undertow(*step, *saving).json["planned"]
+    fast = undertow(*step, "2xb200x8", "--plan", saved).json["planned"]
+    assert fast["step_seconds"] < slow["step_seconds"]
+    assert fast["bound_seconds"] <= fast["step_seconds"]
+    assert fast["digest"] == slow["digest"]
+
+
 def test_the_memory_limit_is_kept(undertow: Run) -> None:
     def planned(*options: str) -> dict:
         return undertow("plan", "llama3-debug", *options, "--json").json["planned"]
@@ -302,6 +334,28 @@ def test_the_memory_limit_is_kept(undertow: Run) -> None:
     assert free["step_seconds"] <= tight["step_seconds"]
     assert planned("--memory", "+100%")["step_seconds"] <= tight["step_seconds"]
     assert planned("--no-merge")["buckets"] == 0
+
+
+def test_a_memory_limit_that_cannot_be_met_is_told(undertow: Run, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    step = ("plan", "llama3-debug", "--seq", 128)
+    result = undertow(*step, "--memory", "1KiB", "--save-plan", saved)
+    assert result.code == 1
+    sentence = r"note: the memory limit of 1 KiB is not met: the captured order takes .*iB at its"
+    assert re.search(sentence, " ".join(result.out.split()))
+    for options in (("--memory", "1KiB"), ("--plan", saved)):
+        result = undertow(*step, *options, "--json")
+        planned = result.json["planned"]
+        assert (result.code, planned["limit_bytes"], len(planned["shortfalls"])) == (1, 1024, 1)
+        assert planned["peak_bytes"] <= result.json["peak_bytes"]
+    result = undertow(*step, "--json")
+    assert (result.code, result.json["planned"]["shortfalls"]) == (0, [])
+    assert result.json["planned"]["limit_bytes"] == result.json["peak_bytes"]
+    swept = undertow(*step, "--sweep", "memory=1KiB,none")
+    assert swept.code == 0
+    assert "note: memory=1KiB: the memory limit of 1 KiB is not met" in swept.out
+    checked = undertow("check", *step[1:], "--memory", "1KiB", "--max-step", "1s")
+    assert "note: the memory limit of 1 KiB is not met" in checked.out
 
 
 def test_the_page_shows_the_captured_and_the_planned_step(undertow: Run, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from tests.loops.compiling import compile_function, same
 from undertow.codegen import cpp_build, kernels, kernels_dynamic, kernels_unit
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 UNIT = 'extern "C" i64 answer(void) { return 42; }\n'
 

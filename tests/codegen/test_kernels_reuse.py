@@ -11,7 +11,7 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 
 from tests.loops.compiling import COMPILED, backend, same
 from undertow.codegen.kernels_runtime import ArenaPool, Workspaces, is_sole, take_over
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 ROWS, WIDTH = 512, 512  # a megabyte
 

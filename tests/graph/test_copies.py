@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import fx
 
+from undertow.errors import OrderError
 from undertow.graph.copies import block_copies
 from undertow.graph.schedule_graph import schedule_graph
 
@@ -48,6 +50,18 @@ def test_copies_between_devices_block(caplog: pytest.LogCaptureFixture) -> None:
 
 
 _COPIES = (aten._to_copy.default, aten.copy_.default)
+
+
+def test_a_plan_that_is_refused_leaves_them() -> None:
+    options = {"cluster": "h100x4", "groups": {"0": ("dp", (0, 1, 2, 3))}}
+    _, plan = schedule_graph(fx.GraphModule({}, graph_with_copies()), **options)
+    module = fx.GraphModule({}, graph_with_copies())
+    before = str(module.graph)
+    with pytest.raises(OrderError, match="made for another step"):
+        schedule_graph(module, plan=replace(plan, program="0"), **options)
+    assert str(module.graph) == before
+    schedule_graph(module, plan=plan, **options)
+    assert block_copies(module.graph) == 0
 
 
 def test_scheduling_a_graph_does_so() -> None:

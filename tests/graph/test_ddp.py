@@ -213,7 +213,14 @@ def test_the_solver_can_choose_the_buckets():
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"cap_nbytes": 0}, "at least one byte"), ({"cap_nbytes": None, "form": "concat"}, "solver")],
+    [
+        ({"cap_nbytes": 0}, "at least one byte"),
+        ({"cap_nbytes": None, "form": "concat"}, "solver"),
+        ({"cap_nbytes": "25MB"}, "cap_nbytes is '25MB'; give a number of bytes"),
+        ({"first_nbytes": None}, "first_nbytes is None; give a number of bytes"),
+        ({"form": "flat"}, "unknown form 'flat'.*concat.*coalesced"),
+        ({"limits": 3}, "limits is 3"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str):
     with pytest.raises(UndertowError, match=sentence):

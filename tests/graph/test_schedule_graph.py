@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import re
+import shutil
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +24,7 @@ from undertow.capture.trace import trace_step
 from undertow.errors import CostError, OrderError, ProgramError, UndertowError
 from undertow.graph import as_inductor_pass, collective_call, convert
 from undertow.graph.nodes import tensor_nbytes, tensors_of
-from undertow.graph.schedule_graph import _default_cluster, schedule_graph
+from undertow.graph.schedule_graph import _default_cluster, _say_once, schedule_graph
 from undertow.program import Order, verify
 from undertow.schedule.buckets import Bucket
 from undertow.schedule.limits import Limits
@@ -216,13 +219,25 @@ def test_a_plan_is_applied_again_without_costs(llama):
     first, second = copy.deepcopy(original), copy.deepcopy(original)
     _, plan = scheduled(first, groups=groups, estimate=estimate)
     saved = Plan.from_json(plan.to_json())
-
-    def never(node: fx.Node, nbytes: int | None = None) -> float:
-        raise AssertionError("a plan is applied as it is")
-
-    _, applied = scheduled(second, groups=groups, estimate=never, plan=saved)
+    _, applied = scheduled(second, groups=groups, cluster=None, plan=saved)
     assert applied == plan
     assert str(second.graph) == str(first.graph)
+
+
+def test_the_figures_of_a_plan_that_is_applied_are_for_the_costs_at_hand(llama):
+    original, groups = llama["fsdp"]
+    _, plan = scheduled(copy.deepcopy(original), groups=groups, estimate=estimate)
+    assert (
+        scheduled(copy.deepcopy(original), groups=groups, estimate=estimate, plan=plan)[1] == plan
+    )
+
+    def fast(node: fx.Node, nbytes: int | None = None) -> float:
+        return estimate(node, nbytes) / 100
+
+    _, applied = scheduled(copy.deepcopy(original), groups=groups, estimate=fast, plan=plan)
+    assert (applied.order, applied.digest) == (plan.order, plan.digest)
+    assert applied.bound_ns <= applied.planned.total_ns < plan.planned.total_ns / 5
+    assert applied.captured.total_ns < plan.captured.total_ns / 5
 
 
 def test_a_plan_for_another_step_is_refused(llama):
@@ -231,6 +246,44 @@ def test_a_plan_for_another_step_is_refused(llama):
     before = str(module.graph)
     with pytest.raises(OrderError, match="made for another step"):
         scheduled(module, groups=groups, plan=plan)
+    assert str(module.graph) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limits": Limits(peak_bytes=4096)}, "limits= contradicts the plan.*made under none"),
+        ({"limits": Limits(peak_ratio=None, in_flight_bytes=1)}, "limits= contradicts the plan"),
+        ({"merge": False}, r"merge= contradicts the plan, which merges collectives \(coalesced\)"),
+        ({"merge": "copied"}, "merge= contradicts the plan"),
+        ({"manual": ["layers.*"]}, "manual= contradicts the plan"),
+    ],
+)
+def test_options_that_contradict_a_plan_are_refused(options, message):
+    _, plan = scheduled(traced(gathers, X, W), estimate=estimate)
+    assert plan.buckets
+    module = traced(gathers, X, W)
+    before = str(module.graph)
+    with pytest.raises(OrderError, match=message):
+        scheduled(module, plan=plan, **options)
+    assert str(module.graph) == before
+    same = {"limits": replace(plan.limits, steps=7), "merge": "coalesced"}
+    assert scheduled(module, plan=plan, **same)[1].digest == plan.digest
+
+
+def test_a_plan_that_was_edited_beyond_its_limit_is_refused_and_leaves_the_graph():
+    _, plan = scheduled(traced(gathers, X, W), merge=False, limits=Limits())
+    early = [name for name in plan.order if "gather" in name or "add" in name]
+    waits = [name for name in plan.order if "wait" in name]
+    rest = [name for name in plan.order if name not in {*early, *waits}]
+    edited = replace(plan, order=(*early, *waits, *rest))
+    module = traced(gathers, X, W)
+    before = str(module.graph)
+    for cluster in ("h100x4", None):
+        with pytest.raises(
+            OrderError, match=r"bytes at its peak, .* of the limit that it was made"
+        ):
+            scheduled(module, plan=edited, limits=None, cluster=cluster)
     assert str(module.graph) == before
 
 
@@ -257,7 +310,7 @@ def test_a_graph_without_collectives_stays_as_it_is():
     assert plan.limits == QUICK
 
 
-@pytest.mark.parametrize("bad", [float("nan"), -1.0, float("inf"), "fast", True])
+@pytest.mark.parametrize("bad", [float("nan"), -1.0, float("inf"), 1e300, "fast", True])
 def test_an_estimate_that_is_no_time_is_an_error_that_names_the_node(bad):
     with pytest.raises(CostError, match="'mm_3'"):
         scheduled(
@@ -297,6 +350,72 @@ def test_without_a_cluster_one_is_assumed_and_said_once(caplog):
         scheduled(traced(gathers, X, W), cluster=None)
     said = [record.getMessage() for record in caplog.records]
     assert said == ["no cluster was given: costs are those of h100x4, one node; pass cluster="]
+
+
+def test_limits_that_cannot_be_met_are_told_with_what_was_reached(caplog):
+    with caplog.at_level(logging.WARNING):
+        _, plan = scheduled(traced(gathers, X, W), limits=Limits(peak_bytes=1, in_flight_bytes=2))
+    peak, flight = (record.getMessage() for record in caplog.records)
+    assert peak.startswith("the memory limit of 1 B is not met: the captured order takes 704 B")
+    assert f"{plan.planned.peak_nbytes - 1} B too much" in peak
+    assert flight == ("the limit of 2 B in flight is not met: the least that was found is 320 B")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        scheduled(traced(gathers, X, W), limits=Limits())
+    assert not caplog.records
+
+
+def test_what_figures_rest_on_is_said_once(caplog):
+    def step(x, landed):
+        made = ops.all_gather_into_tensor(x, 4, "0")
+        return torch.linalg.inv(x[:4]), wait(made), wait(landed)
+
+    _say_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        scheduled(traced(step, X, W))
+        scheduled(traced(step, X, W))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert said[0].startswith("the graph waits for collectives that it did not start")
+    assert re.match("costs rest on an assumption: .*inv.* is of no known class", said[1])
+
+
+@pytest.mark.parametrize("donated", [["nonsense"], "x_1"])
+def test_a_donated_name_that_is_not_there_is_refused(donated):
+    module = traced(gathers, X, W)
+    with pytest.raises(ProgramError, match=r"unknown placeholder 'nonsense'|the text 'x_1'"):
+        scheduled(module, donated=["x_1", *donated] if isinstance(donated, list) else donated)
+    scheduled(module, donated=["x_1"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimate": lambda node: 1e-3}, "estimate cannot be asked about a node and a size"),
+        ({"estimate": 3}, "estimate is 3; give a function of a node and nbytes=None"),
+        ({"limits": 3}, r"limits is 3; give Limits\(...\) or a text"),
+        ({"limits": "lots"}, "'lots' is not a memory limit"),
+        ({"plan": {"a": 1}}, "plan is a dict; Plan.from_json makes a Plan"),
+        ({"groups": {"0": (0, 1, 2, 3)}}, r"groups\['0'\] is \(0, 1, 2, 3\); give the name"),
+        ({"groups": {"0": ("dp", 4)}}, r"groups\['0'\] is \('dp', 4\)"),
+        ({"groups": ["0"]}, r"groups is \['0'\]; give the name"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_get_a_sentence(options, message):
+    module = traced(gathers, X, W)
+    before = str(module.graph)
+    with pytest.raises(UndertowError, match=message):
+        scheduled(module, **options)
+    assert str(module.graph) == before
+
+
+def test_limits_may_be_text():
+    _, plan = scheduled(traced(gathers, X, W), limits="+5%")
+    assert plan.limits == Limits(peak_ratio=1.05)
+    assert (
+        as_inductor_pass("h100x4", limits="+5%").uuid()
+        == as_inductor_pass("h100x4", limits=Limits(peak_ratio=1.05)).uuid()
+    )
 
 
 def test_a_group_without_ranks_is_an_error_that_says_what_to_give():
@@ -366,6 +485,23 @@ def test_an_inductor_pass_can_be_cached_by_what_it_depends_on():
     assert as_inductor_pass("h100x8", estimate=estimate).uuid() is None
 
 
+def test_an_inductor_pass_is_another_one_with_other_sources(tmp_path, monkeypatch):
+    from undertow.graph import inductor_bridge
+
+    root = tmp_path / "undertow"
+    shutil.copytree(
+        Path(inductor_bridge.__file__).parents[1], root, ignore=shutil.ignore_patterns("*.so")
+    )
+    monkeypatch.setattr(inductor_bridge, "__file__", str(root / "graph" / "inductor_bridge.py"))
+    scheduler = as_inductor_pass("h100x8")
+    known = {scheduler.uuid()}
+    for place in ("capture/schema.py", "native/core.c", "native/__init__.py", "graph/copies.py"):
+        with (root / place).open("a") as file:
+            file.write("\n")
+        assert scheduler.uuid() not in known, place
+        known.add(scheduler.uuid())
+
+
 def test_an_inductor_pass_does_not_keep_the_graph():
     module = traced(gathers, X, W)
     scheduler = as_inductor_pass("h100x4", groups=GROUPS, limits=QUICK, pin=False)
@@ -409,20 +545,29 @@ def test_a_manual_plan_by_module_path_computes_the_same(llama):
     assert_same_numbers(original, module, *inputs)
 
 
-def test_the_user_can_say_where_nodes_belong():
+def layers(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
+    for shard in shards:
+        x = torch.relu(x @ wait(ops.all_gather_into_tensor(shard, 4, "0"))[:4])
+    return x
+
+
+def in_two_modules() -> Any:
     places = iter(["one", "one", "two", "two"])
+    return lambda node: next(places) if collective_call(node) else None
 
-    def module_of(node: fx.Node) -> str | None:
-        return next(places) if collective_call(node) else None
 
-    def layers(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
-        for shard in shards:
-            x = torch.relu(x @ wait(ops.all_gather_into_tensor(shard, 4, "0"))[:4])
-        return x
-
+def test_the_user_can_say_where_nodes_belong():
     module = traced(layers, X, W, W + 1, W + 2, W + 3)
-    _, plan = scheduled(module, manual=["one", "two"], module_of=module_of)
+    _, plan = scheduled(module, manual=["one", "two"], module_of=in_two_modules())
     assert [len(bucket.members) for bucket in plan.buckets] == [2, 2]
+
+
+def test_an_inductor_pass_is_told_where_nodes_belong():
+    options = {"groups": GROUPS, "limits": QUICK, "pin": False, "manual": ["one", "two"]}
+    scheduler = as_inductor_pass("h100x4", module_of=in_two_modules(), **options)
+    scheduler(traced(layers, X, W, W + 1, W + 2, W + 3).graph)
+    assert [len(bucket.members) for bucket in scheduler.plans[0].buckets] == [2, 2]
+    assert scheduler.uuid() is None
 
 
 def test_a_manual_plan_for_no_module_is_refused(llama):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 VOCABULARY = 120
 _DECODER: dict[str, Any] = {

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from undertow.backend import undertow
 from undertow.loops.random_states import SAVING, run_and_save, run_with, with_states
-from undertow.runtime.notices import counts
+from undertow.notices import counts
 
 
 class Checkpointed(nn.Module):

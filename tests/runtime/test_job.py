@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from undertow.notices import counts
 from undertow.runtime import job
-from undertow.runtime.notices import counts
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -67,5 +67,29 @@ def test_negative_limits_are_refused():
         Limits.parse("-120%")
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"peak_bytes": "70GiB"}, r"peak_bytes is '70GiB'; give a whole number.*Limits.parse"),
+        ({"peak_bytes": 1e9}, "peak_bytes is 1000000000.0; give a whole number"),
+        ({"steps": 1.5}, "steps is 1.5; give a whole number"),
+        ({"steps": None}, "steps is None; give a whole number"),
+        ({"steps": True}, "steps is True"),
+        ({"peak_ratio": "1"}, "peak_ratio is '1'; give a number such as 1.05"),
+        ({"peak_ratio": float("nan")}, "NaN"),
+        ({"peak_ratio": float("inf")}, "more than makes sense"),
+        ({"in_flight_bytes": 1 << 80}, "more than makes sense"),
+    ],
+)
+def test_limits_that_are_no_numbers_are_refused(given: dict, sentence: str):
+    with pytest.raises(UndertowError, match=sentence):
+        Limits(**given)
+
+
+def test_a_percentage_beyond_all_measure_is_refused():
+    with pytest.raises(UndertowError, match="more than makes sense"):
+        Limits.parse("+" + "9" * 400 + "%")
+
+
 def test_bytes_in_flight_are_what_a_collective_holds_until_its_first_wait():
     assert peak_in_flight(PROGRAM, Order.captured(PROGRAM)) == 200

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,13 @@ from bench.synthetic import fsdp_step
 from tests.program.exact import exact_ns
 from tests.programs import random_program, rngs
 from tests.schedule.test_buckets import REPRICE, described, gathers, longer
-from undertow.errors import OrderError, ProgramError
+from undertow.errors import OrderError, ProgramError, UndertowError
 from undertow.program import parse_program, profile_memory, simulate, verify
 from undertow.schedule.buckets import Bucket
 from undertow.schedule.candidates import Candidate, Workshop
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan, apply_plan
-from undertow.schedule.solve import solve
+from undertow.schedule.solve import apply_solution, solve
 
 ROOT = Path(__file__).parents[2]
 
@@ -209,6 +210,17 @@ def test_plans_survive_json_and_are_applied_again():
     assert simulate(merged.program, order).total_ns == plan.planned.total_ns
 
 
+def test_a_plan_that_is_applied_has_the_figures_of_the_costs_at_hand():
+    plan, slow = plan_of_gathers(), gathers(12)
+    tasks = tuple(replace(task, ns=task.ns // 3) for task in slow.tasks)
+    fast = replace(slow, tasks=tasks)
+    applied = apply_solution(fast, plan, lambda task, ranks: replace(task, ns=task.ns)).plan
+    assert (applied.order, applied.buckets) == (plan.order, plan.buckets)
+    assert applied.captured.total_ns == simulate(fast).total_ns < plan.captured.total_ns
+    assert applied.bound_ns <= applied.planned.total_ns < plan.planned.total_ns
+    assert apply_solution(slow, plan, REPRICE).plan == plan
+
+
 def test_what_a_plan_was_made_from_is_kept_and_has_no_part_in_what_it_is():
     plan = plan_of_gathers()
     named = replace(plan, origin={"model": "llama3-8b", "set": ["nodes=2"]})
@@ -246,11 +258,129 @@ def test_an_illegal_plan_is_refused():
         apply_plan(gathers(12), replace(plan, order=tuple(reversed(plan.order))), REPRICE)
 
 
+GATHERS_IN_A_ROW = """
+    group g
+    input w0 10B
+    input w1 10B
+    buffer f0 40B
+    buffer f1 40B
+    output y0 1B
+    output y1 1B
+    s0 start g 1us reads w0 writes f0
+    t0 wait s0
+    c0 compute 1us reads f0 writes y0
+    s1 start g 1us reads w1 writes f1
+    t1 wait s1
+    c1 compute 1us reads f1 writes y1
+"""
+
+
+@pytest.mark.parametrize("figure", [62, 10**6])
+def test_a_plan_whose_order_was_edited_beyond_its_limit_is_refused(figure: int):
+    program = parse_program(GATHERS_IN_A_ROW)
+    plan = solve(program).plan
+    assert plan.captured.peak_nbytes == plan.planned.peak_nbytes == 62
+    edited = replace(
+        plan,
+        order=("s0", "s1", "t0", "t1", "c0", "c1"),  # which hides more
+        planned=replace(plan.planned, peak_nbytes=figure),
+    )
+    message = "takes 101 bytes at its peak, 39 more than the 62 of the limit"
+    with pytest.raises(OrderError, match=message):
+        apply_plan(program, edited, None)
+    with pytest.raises(OrderError, match=message):
+        apply_solution(program, edited, None)
+    free = replace(edited, limits=Limits(peak_ratio=None))
+    assert apply_solution(program, free, None).timeline.peak_nbytes == 101
+
+
+@given(rngs, st.integers(2, 25), st.sampled_from([0, 1, 100]), st.sampled_from([None, 0, 100]))
+@settings(max_examples=60, deadline=None)
+def test_what_is_solved_under_limits_that_cannot_be_met_is_applied_again(
+    rng: random.Random, size: int, peak: int, in_flight: int | None
+):
+    program = described(random_program(rng, size))
+    limits = Limits(peak_bytes=peak, in_flight_bytes=in_flight, steps=20)
+    found = solve(program, limits, reprice=longer)
+    assert apply_solution(program, found.plan, longer).plan.planned == found.plan.planned
+
+
 def test_json_that_is_no_plan_gets_a_sentence():
     with pytest.raises(ProgramError, match="not a plan"):
         Plan.from_json([])
     with pytest.raises(ProgramError, match="right form"):
         Plan.from_json({"format": "undertow plan", "version": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("order", 0), ["a"], r"\"order\[0\]\" must be a text, not \['a'\]"),
+        (("order",), "abc", '"order" must be a list'),
+        (("buckets", 0, "members"), [["a"]], r'"buckets\[0\].members\[0\]" must be a text'),
+        (("buckets", 0, "members"), [], r'"buckets\[0\]" is a bucket of 0'),
+        (("buckets", 0), [], r'"buckets\[0\]" is a bucket of 0'),
+        (("buckets", 0), 3, r'"buckets\[0\]" must be a table'),
+        (("bound_ns",), "x", '"bound_ns" must be a whole number'),
+        (("bound_ns",), 10**400, '"bound_ns" must be a whole number'),
+        (("limits", "peak_ratio"), float("nan"), '"limits".*peak_ratio.*NaN'),
+        (("limits", "peak_ratio"), float("inf"), '"limits".*peak_ratio.*more than makes sense'),
+        (("limits", "peak_bytes"), "70GiB", '"limits".*peak_bytes.*whole number'),
+        (("limits", "steps"), None, '"limits".*steps'),
+        (("limits", "foo"), 1, '"limits": unknown field'),
+        (("planned", "peak_nbytes"), "x", '"planned.peak_nbytes" must be a whole number'),
+        (("planned", "total_ns"), True, '"planned.total_ns" must be a whole number'),
+        (("captured",), [], '"captured" must be a table'),
+        (("program",), [1], '"program" must be a text'),
+        (("splits",), [{"pieces": "4", "tasks": ["c0"]}], r'"splits\[0\].pieces" must be a whole'),
+        (("splits",), [{"pieces": 2, "tasks": "c0"}], r'"splits\[0\].tasks" must be a list'),
+    ],
+)
+def test_a_field_that_cannot_be_is_named(path: tuple, value: object, message: str):
+    data = json.loads(json.dumps(plan_of_gathers().to_json()))
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(ProgramError, match=message):
+        Plan.from_json(data)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["g1", "x", "1"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_plan_that_was_edited_anywhere_is_a_plan_or_gets_a_sentence(data: st.DataObject):
+    edited = json.loads(json.dumps(EDITED.to_json()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = edited
+        while True:
+            keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+            if not keys:
+                break
+            key = data.draw(st.sampled_from(keys))
+            if isinstance(at[key], dict | list) and data.draw(st.booleans()):
+                at = at[key]
+                continue
+            if data.draw(st.booleans()):
+                at[key] = data.draw(PLAIN)
+            elif data.draw(st.booleans()):
+                del at[key]
+            elif isinstance(at, list):
+                at.append(at[key])
+            break
+    with suppress(UndertowError):
+        plan = Plan.from_json(edited)
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+        apply_solution(gathers(12), plan, REPRICE)
+
+
+EDITED = plan_of_gathers()
 
 
 def test_the_same_plan_under_another_hash_seed():

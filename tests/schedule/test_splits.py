@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.programs import random_order, random_program
 from undertow.errors import OrderError
+from undertow.notices import counts
 from undertow.program import (
     Collective,
     CollectiveKind,
@@ -26,7 +27,6 @@ from undertow.program import (
     simulate,
     verify,
 )
-from undertow.runtime.notices import counts
 from undertow.schedule import explore, split_stage
 from undertow.schedule.exact import solve_exact
 from undertow.schedule.limits import Limits

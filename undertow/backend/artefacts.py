@@ -11,11 +11,11 @@ from typing import Any
 
 from undertow.codegen.kernels_report import KernelReport
 from undertow.errors import FileError
+from undertow.notices import say_once
 from undertow.program import Program, Timeline
 from undertow.program.model import Collective, Kind
 from undertow.program.serialize import save_json, timeline_to_json, write_whole
 from undertow.runtime import job
-from undertow.runtime.notices import say_once
 from undertow.schedule.plan import Plan
 from undertow.units import format_nbytes, format_ns
 

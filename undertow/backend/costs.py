@@ -22,12 +22,12 @@ from undertow.cost.cluster import Cluster
 from undertow.cost.sources import FunctionSource, ModelSource
 from undertow.cost.tables import Curve
 from undertow.errors import AgreementError, CostError
+from undertow.notices import say_once
 from undertow.program import Program, Task, simulate
 from undertow.program.model import Collective, CollectiveKind, Kind, Work
 from undertow.runtime import agreement, job, links
 from undertow.runtime.agreement import Choice, Number
 from undertow.runtime.measure import Sample, own_ns, seen_wire_ns, wire_ns
-from undertow.runtime.notices import say_once
 from undertow.schedule.plan import program_digest
 
 _ROOM = "measured"

@@ -16,7 +16,7 @@ from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_module
 from undertow.codegen.regions import Boxed, in_regions
 from undertow.graph.inductor_bridge import compile_region
-from undertow.runtime.notices import counts, say_once
+from undertow.notices import counts, say_once
 
 
 class InRegions(NamedTuple):

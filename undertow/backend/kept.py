@@ -23,9 +23,9 @@ from undertow.errors import ProgramError
 from undertow.graph.collectives import group_of
 from undertow.graph.convert import convert
 from undertow.graph.nodes import copy_module
+from undertow.notices import counts
 from undertow.program import Order, Program, liveness, profile_memory
 from undertow.runtime import agreement, job
-from undertow.runtime.notices import counts
 from undertow.schedule.limits import Limits, in_flight_nbytes
 
 _log = logging.getLogger(__name__)

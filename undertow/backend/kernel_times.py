@@ -12,9 +12,9 @@ from undertow.backend.scheduled import Scheduled
 from undertow.codegen.kernels import timed
 from undertow.codegen.kernels_program import kernel_program
 from undertow.codegen.load import Run
+from undertow.notices import say_once
 from undertow.program import Order
 from undertow.runtime.measure import Recorder, Sample, own_ns
-from undertow.runtime.notices import say_once
 from undertow.schedule.plan import program_digest
 
 

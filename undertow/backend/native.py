@@ -26,7 +26,7 @@ from undertow.errors import UndertowError
 from undertow.loops import decompose
 from undertow.loops.random import use_own_stream
 from undertow.loops.random_states import with_states
-from undertow.runtime.notices import say_once
+from undertow.notices import say_once
 
 STRICT = "UNDERTOW_STRICT"
 """The environment variable with which errors of the loop compiler are raised."""

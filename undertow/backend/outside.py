@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from undertow.capture import torch_api
-from undertow.runtime.notices import say_once
+from undertow.notices import say_once
 
 
 def tell_of_ddp() -> None:

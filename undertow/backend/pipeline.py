@@ -50,11 +50,11 @@ from undertow.graph.collectives import collective_call
 from undertow.graph.convert import convert
 from undertow.graph.nodes import copy_module, name_modules
 from undertow.graph.schedule_graph import schedule_nodes, sources_of
+from undertow.notices import counts, say_once
 from undertow.program import Program, simulate
 from undertow.program.serialize import load_json
 from undertow.progress import Clock
 from undertow.runtime import job
-from undertow.runtime.notices import counts, say_once
 from undertow.runtime.yielding import let_compute_go_first
 from undertow.schedule.follow import Decisions, decisions_of
 from undertow.schedule.limits import Limits

@@ -17,9 +17,9 @@ from undertow.cost.cluster import Cluster
 from undertow.cost.price import price
 from undertow.cost.sources import FunctionSource, Source
 from undertow.errors import CostError, OrderError, ProgramError
+from undertow.notices import counts, say_once
 from undertow.program import Kind, Order, Program, Task, Timeline, simulate, verify
 from undertow.program.model import Collective, CollectiveKind
-from undertow.runtime.notices import counts, say_once
 from undertow.schedule.collective_order import pin_collectives
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import program_digest

@@ -35,11 +35,11 @@ from undertow.capture.carry import unsettled
 from undertow.codegen.load import Run, load_module
 from undertow.codegen.module import write_measured_module
 from undertow.garbage import give_back
+from undertow.notices import say_once
 from undertow.program import Program, Timeline, simulate
 from undertow.program.model import Kind
 from undertow.runtime import job
 from undertow.runtime.measure import Recorder, Sample
-from undertow.runtime.notices import say_once
 
 measured_timelines: dict[str, Timeline] = {}
 """The last measured Timeline of each graph of this process, by its label."""

@@ -79,9 +79,8 @@ def command(
             "nothing to check: give --max-step, --max-exposed, --max-peak, --max-gap or --baseline"
         )
     base = read_plan(baseline) if baseline else None
-    plan = _plan_to_check(step, base, plan_file, quiet=json)
+    plan, notes = _plan_to_check(step, base, plan_file, quiet=json)
     checks = run_checks(plan, limits, base)
-    notes = []
     if base is not None and base.program != plan.program:
         notes.append("the baseline was made for another step: its model or options differ")
     passed = all(check.passed for check in checks)
@@ -97,9 +96,10 @@ def command(
 
 def _plan_to_check(
     step: StepOptions, baseline: Plan | None, plan_file: Path | None, *, quiet: bool
-) -> Plan:
+) -> tuple[Plan, list[str]]:
+    """The plan, and what should be known of it."""
     if plan_file is not None:
-        return read_plan(plan_file)
+        return read_plan(plan_file), []
     if not step.model:
         if baseline is None:
             raise UndertowError("name a MODEL to plan, a --baseline, or a saved plan with --plan")
@@ -109,4 +109,4 @@ def _plan_to_check(
     with progress_bar(quiet=quiet) as progress:
         planned = step.run(progress=progress)
     assert planned.solution is not None
-    return planned.solution.plan
+    return planned.solution.plan, list(planned.shortfalls)

@@ -121,5 +121,5 @@ def _explain(
     remedies = []
     if found.collective and not only_why:
         report = progress or (lambda stage, done, total: None)
-        remedies = find_remedies(setup, plan, found.collective, jobs, report)
+        remedies = find_remedies(setup, solution.plan, found.collective, jobs, report)
     return explain_task(solution, found, place, remedies)

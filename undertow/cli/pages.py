@@ -42,7 +42,7 @@ def write_plan_page(path: Path, step: PlannedStep, plots: Sequence[Plot] = ()) -
         subtitle=f"{settings.parallel}: {mesh}; {what}; predicted",
         figures=_figures(step),
         plots=plots,
-        notes=[*step.captured.notes, *step.assumptions],
+        notes=[*step.captured.notes, *step.assumptions, *step.shortfalls],
     )
 
 

@@ -20,6 +20,7 @@ from undertow.planner import PlannedStep
 from undertow.program import program_to_json, save_json
 from undertow.report.text import Figure, collectives_table, report
 from undertow.report.trace import timeline_to_trace
+from undertow.schedule.plan import Plan
 from undertow.units import format_nbytes
 
 app = subcommand()
@@ -80,6 +81,9 @@ def command(
     --sweep plans the same step under every combination of values and --pareto under several memory
     limits; both share what was captured and use all cores.
 
+    Where nothing keeps --memory, the plan with the least memory that was found is shown and
+    written, with a note, and the exit code is 1.
+
     A file's `build` takes `batch` and `seq` (or neither) and returns model, inputs[, loss_fn[,
     targets]].
     """
@@ -99,6 +103,7 @@ def command(
             "--save": save is not None,
             "--captured-only": captured_only,
             "--collectives": collectives,
+            "--memory": pareto and step.limits is not None,
             "--save-plan": bool(sweep) and save_plan is not None,
             "--pareto": bool(sweep) and pareto,
         }.items():
@@ -113,13 +118,19 @@ def command(
         _pareto(step, points, jobs, save_plan, html, json)
     else:
         check_outputs(*outputs.paths())
+        schedule: bool | Plan = not captured_only
+        if plan_file:
+            schedule = read_plan(plan_file)
+            step.check_beside(schedule)
         with progress_bar(quiet=json) as progress:
-            planned = step.run(read_plan(plan_file) if plan_file else not captured_only, progress)
+            planned = step.run(schedule, progress)
         write_files(planned, outputs)
         if json:
             show_json(planned.to_json())
         else:
             show(plan_report(planned, outputs.paths(), with_collectives=collectives))
+        if planned.shortfalls:
+            raise typer.Exit(1)
 
 
 def _sweep(
@@ -228,7 +239,7 @@ def plan_report(
     yield from report(step.summary, figures(step), step.planned, _merged(step))
     if with_collectives:
         yield collectives_table(step.collectives)
-    for line in (*step.captured.notes, *step.assumptions):
+    for line in (*step.captured.notes, *step.assumptions, *step.shortfalls):
         yield f"note: {line}"
     for path in written:
         yield f"wrote {path}"

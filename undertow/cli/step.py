@@ -32,6 +32,7 @@ from undertow.planner import (
     PlannedStep,
     StepSettings,
     capture_step,
+    origin_of_applied,
     predict,
     settings_for,
     with_origin,
@@ -40,7 +41,7 @@ from undertow.program.serialize import load_json
 from undertow.progress import Progress
 from undertow.schedule.limits import Limits
 from undertow.schedule.passes import parse_entries
-from undertow.schedule.plan import Plan
+from undertow.schedule.plan import Plan, contradictions, refuse_beside
 from undertow.units import parse_nbytes
 
 JobsOption = Annotated[
@@ -187,7 +188,7 @@ class StepOptions:
             replace(capture, settings=self.settings()),
             cluster,
             device_nbytes=device_nbytes,
-            limits=Limits.parse(self.memory),
+            limits=self.limits,
             merge=not self.no_merge,
             split=not self.no_split,
             bucket_nbytes=parse_nbytes(self.bucket) if self.bucket else None,
@@ -196,7 +197,23 @@ class StepOptions:
             sources=find_sources(self.table or (), self.profile or (), cluster),
             progress=progress,
         )
-        return with_origin(step, self.to_origin())
+        origin = self.to_origin()
+        if isinstance(schedule, Plan):
+            origin = origin_of_applied(origin, schedule)
+        return with_origin(step, origin)
+
+    @property
+    def limits(self) -> Limits | None:
+        """Those that were asked for; None where they are the usual ones."""
+        return None if self.memory == StepOptions.memory else Limits.parse(self.memory)
+
+    def check_beside(self, plan: Plan) -> None:
+        """Refuse options that contradict a saved plan, which is applied as it is."""
+        names = {"limits": "--memory", "merge": "--no-merge"}
+        for option, own in contradictions(plan, self.limits, not self.no_merge):
+            raise refuse_beside(names[option], own)
+        if self.bucket and self.bucket != plan.origin.get("bucket"):
+            raise refuse_beside("--bucket", "has its buckets")
 
     def check(self) -> None:
         """Refuse, before the work starts, what can be seen to be wrong."""

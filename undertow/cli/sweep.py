@@ -128,6 +128,7 @@ def case_of(step: PlannedStep) -> Case:
         tokens_per_second_and_rank=step.captured.tokens / seconds / step.settings.ranks,
         utilisation=step.captured.model_flops / (seconds * peak_flops),
         fits=plan.planned.peak_nbytes <= step.device_nbytes,
+        shortfalls=step.shortfalls,
     )
 
 

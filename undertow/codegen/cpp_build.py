@@ -29,7 +29,7 @@ from pathlib import Path
 from undertow.cache import cache_dir
 from undertow.codegen.libraries import Room
 from undertow.errors import UndertowError
-from undertow.runtime.notices import say_once
+from undertow.notices import say_once
 from undertow.workers import cores
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from undertow.codegen.kernels_settings import DEFAULT, Settings
 from undertow.codegen.kernels_staged import StagedGraph, looks_at_values
 from undertow.codegen.kernels_symbolic import SymbolicGraph
 from undertow.loops.sizes import DynamicShapesError, OddSizeError
-from undertow.runtime.notices import say_once
+from undertow.notices import say_once
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 from undertow.capture.torch_api import storage_users, tensor_users
 from undertow.errors import UndertowError
 from undertow.loops.ir import span_of
-from undertow.runtime.notices import say_once
+from undertow.notices import say_once
 
 
 class ArenaPool:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from undertow.runtime.notices import say_once
+from undertow.notices import say_once
 
 _HANDLES: dict[tuple[int, int], int] = {}  # descriptors of folders, by device and inode
 _BY_DESCRIPTOR = "/proc/self/fd"

@@ -6,7 +6,6 @@ can tell what was measured and what was modelled, and may state an assumption to
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +41,9 @@ class Answer:
     source: str
     load_permille: int = 1000  # share of its links' bandwidth that a collective uses while it runs
     assumption: str = ""
+
+
+_MOST_SECONDS = 10**6  # nanoseconds of thousands of such tasks are still within 64 bits
 
 
 class Source(Protocol):
@@ -105,10 +107,11 @@ class FunctionSource:
         if seconds is None:
             return None
         fits = isinstance(seconds, Real) and not isinstance(seconds, bool)
-        if not fits or not math.isfinite(seconds) or seconds < 0:
+        if not fits or not 0 <= seconds <= _MOST_SECONDS:
             raise CostError(
                 f"the cost function returned {seconds!r} for task {query.task.name!r}; "
-                f"return seconds as a number from 0 on, or None to leave it to other sources"
+                f"return seconds as a number from 0 to {_MOST_SECONDS:,}, or None to leave it to "
+                "other sources"
             )
         return Answer(round(float(seconds) * 1e9), self.name)
 

@@ -84,7 +84,7 @@ def convert(
     `groups` are looked up in the running job, and left without ranks if there is none. `module_of`
     says where a node comes from; None leaves that to the node's own notes.
     """
-    conversion = _Conversion(groups or {}, name, frozenset(donated), module_of)
+    conversion = _Conversion(_checked(groups), name, frozenset(donated), module_of)
     for node in graph.nodes:
         conversion.add(node)
     return Converted(
@@ -94,6 +94,26 @@ def convert(
         conversion.buffer_of,
         held_in=conversion.values.known_storages,
     )
+
+
+def _checked(groups: GroupRanks | None) -> GroupRanks:
+    """The groups, as they must be given."""
+    if groups is None:
+        return {}
+    wanted = "give the name in the graph -> (a name, the ranks): {'0': ('dp', (0, 1, 2, 3))}"
+    if not isinstance(groups, Mapping):
+        raise ProgramError(f"groups is {groups!r}; {wanted}")
+    for name, given in groups.items():
+        if not _is_group(given):
+            raise ProgramError(f"groups[{name!r}] is {given!r}; {wanted}")
+    return groups
+
+
+def _is_group(given: object) -> bool:
+    if not isinstance(given, Sequence) or len(given) != 2 or not isinstance(given[0], str):
+        return False
+    ranks = given[1]
+    return isinstance(ranks, Sequence) and all(type(rank) is int for rank in ranks)
 
 
 class _Conversion:

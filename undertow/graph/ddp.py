@@ -20,7 +20,7 @@ from torch import fx
 from undertow.capture import torch_api
 from undertow.capture.schema import named_arguments, nodes_in, parameter_names
 from undertow.cost.cluster import Cluster
-from undertow.errors import UndertowError
+from undertow.errors import UndertowError, unknown_name
 from undertow.graph.collectives import collective_call
 from undertow.graph.convert import Converted, GroupRanks, convert
 from undertow.graph.gradients import Gradient, find_gradients
@@ -30,7 +30,7 @@ from undertow.graph.schedule_graph import Estimate, decide
 from undertow.program import Order, Task
 from undertow.schedule.buckets import Bucket, Merged, alone, merge
 from undertow.schedule.late_waits import sink_all
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, limits_of
 
 _aten = torch.ops.aten
 _ops = torch_api.collectives
@@ -64,7 +64,7 @@ def fuse_gradients(
     cluster: Cluster | str | None = None,
     estimate: Estimate | None = None,
     groups: GroupRanks | None = None,
-    limits: Limits | None = None,
+    limits: Limits | str | None = None,
 ) -> Fused:
     """Reduce the gradients of `gm` in buckets, in place.
 
@@ -78,7 +78,11 @@ def fuse_gradients(
 
         fuse_gradients(gm, cap_nbytes=25 << 20)
     """
-    form = Form(form or (Form.COALESCED if cap_nbytes is None else Form.CONCAT))
+    form = _form(form or (Form.COALESCED if cap_nbytes is None else Form.CONCAT))
+    limits = limits_of(limits)
+    for name, size in (("cap_nbytes", cap_nbytes), ("first_nbytes", first_nbytes)):
+        if not (isinstance(size, int) or (size is None and name == "cap_nbytes")):
+            raise UndertowError(f"{name} is {size!r}; give a number of bytes, such as 25 << 20")
     if first_nbytes <= 0 or (cap_nbytes is not None and cap_nbytes <= 0):
         raise UndertowError("buckets of gradients must be allowed at least one byte")
     if cap_nbytes is None and form is Form.CONCAT:
@@ -103,6 +107,12 @@ def fuse_gradients(
     gm.graph.lint()
     gm.recompile()
     return Fused(len(gradients), len(members), divisions, tuple(dict.fromkeys(reasons)))
+
+
+def _form(given: Form | str) -> Form:
+    if given not in list(Form):
+        raise UndertowError(unknown_name("form", str(given), list(Form)))
+    return Form(given)
 
 
 def delay_waits(

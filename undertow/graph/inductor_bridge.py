@@ -23,16 +23,18 @@ from undertow.cost.agreed import Agree
 from undertow.cost.cluster import Cluster
 from undertow.errors import ProgramError
 from undertow.graph.collectives import collective_call, is_wait
-from undertow.graph.convert import GroupRanks
+from undertow.graph.convert import GroupRanks, ModuleOf
 from undertow.graph.describe import op_class
 from undertow.graph.schedule_graph import Estimate, Merge, schedule_nodes
 from undertow.program.model import OpClass
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, limits_of
 from undertow.schedule.manual import Entry
 from undertow.schedule.plan import Plan
 
 # Inductor calls libraries for these and fuses nothing across them, so that pinning costs nothing.
 _ANCHORS = (OpClass.MATMUL, OpClass.CONVOLUTION, OpClass.ATTENTION)
+
+_NATIVE = (".c", ".h", ".so", ".pyd")
 
 
 class UndertowPass(CustomGraphPass):
@@ -53,8 +55,9 @@ class UndertowPass(CustomGraphPass):
         agree: Agree | None = None,
         manual: Sequence[Entry] = (),
         split: bool = True,
+        module_of: ModuleOf | None = None,
     ) -> None:
-        self._agree, self._manual = agree, manual
+        self._agree, self._manual, self._module_of = agree, manual, module_of
         self._cluster, self._estimate, self._limits = cluster, estimate, limits
         self._merge, self._groups, self._pin = merge, groups, pin
         self._split = split
@@ -71,6 +74,7 @@ class UndertowPass(CustomGraphPass):
             groups=self._groups,
             agree=self._agree,
             manual=self._manual,
+            module_of=self._module_of,
         )
         self.plans.append(plan)
         if self._pin:
@@ -79,10 +83,9 @@ class UndertowPass(CustomGraphPass):
     def uuid(self) -> str | None:
         """What the result depends on, beside the graph; None, which keeps Inductor from caching,
         where a function that we cannot see into has a say."""
-        if self._estimate is not None:
+        if self._estimate is not None or self._module_of is not None:
             return None
-        here = Path(__file__).parents[1]
-        ours = source_digest([here / room for room in ("program", "cost", "schedule", "graph")])
+        ours = source_digest(_sources(Path(__file__).parents[1]))
         world = dist.get_world_size() if dist.is_initialized() else 0
         groups = sorted((self._groups or {}).items())
         asked = self._merge, self._split, self._manual, self._pin
@@ -90,19 +93,28 @@ class UndertowPass(CustomGraphPass):
         return f"{ours} {choices!r}"
 
 
+def _sources(here: Path) -> list[Path]:
+    """All that a schedule is made by: Python, and the native core as it was built."""
+    rooms = ("program", "cost", "schedule", "capture", "graph", "native")
+    native = [path for path in (here / "native").iterdir() if path.suffix in _NATIVE]
+    return [*(here / room for room in rooms), *sorted(native)]
+
+
 def as_inductor_pass(
     cluster: Cluster | str | None = None,
     *,
     estimate: Estimate | None = None,
-    limits: Limits | None = None,
+    limits: Limits | str | None = None,
     merge: Merge = True,
     groups: GroupRanks | None = None,
     pin: bool = True,
     agree: Agree | None = None,
     manual: Sequence[Entry] = (),
     split: bool = True,
+    module_of: ModuleOf | None = None,
 ) -> UndertowPass:
-    """Our schedule as a post-grad pass of Inductor; the options are those of `schedule_graph`.
+    """Our schedule as a post-grad pass of Inductor; the options are those of `schedule_graph` that
+    do not belong to one graph alone: `plan` and `donated` do.
 
     With `pin`, control dependencies keep Inductor's scheduler from undoing the order.
 
@@ -110,8 +122,8 @@ def as_inductor_pass(
         step = torch.compile(step)
     """
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
-    options = merge, groups, pin, agree, manual, split
-    return UndertowPass(target, estimate, limits or Limits(), *options)
+    options = merge, groups, pin, agree, manual, split, module_of
+    return UndertowPass(target, estimate, limits_of(limits) or Limits(), *options)
 
 
 def decompositions() -> dict[Any, Any]:

@@ -7,6 +7,7 @@ other compilers (`undertow.graph.as_inductor_pass`).
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -19,21 +20,22 @@ from undertow.cost.agreed import Agree, agreed, captured_name, piece_share
 from undertow.cost.cluster import Cluster
 from undertow.cost.price import price, repricer
 from undertow.cost.sources import FunctionSource, ModelSource, Source
-from undertow.errors import OrderError
+from undertow.errors import CostError, OrderError, ProgramError, unknown_name
 from undertow.garbage import without_collections
 from undertow.graph.convert import Converted, GroupRanks, ModuleOf, convert
 from undertow.graph.copies import block_copies
 from undertow.graph.rewrite import rewrite
 from undertow.graph.split import divide
 from undertow.graph.splittable import RowWork, find_row_work
-from undertow.program import Collective, Join, Order, Program, Task
-from undertow.schedule.buckets import How, Merged
+from undertow.program import Collective, Join, Program, Task
+from undertow.schedule.buckets import How
 from undertow.schedule.follow import Decisions, follow
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, limits_of
 from undertow.schedule.manual import Entry, plan_manually
-from undertow.schedule.plan import Plan, apply_plan, split_as_planned
-from undertow.schedule.solve import Solution, solution_of, solve
-from undertow.schedule.splits import Divided, PriceProgram, Splitting
+from undertow.schedule.plan import Plan, contradictions, refuse_beside
+from undertow.schedule.shortfall import shortfalls
+from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
+from undertow.schedule.splits import PriceProgram, Splitting
 
 _log = logging.getLogger(__name__)
 _DEVICE = "h100"  # of the cluster that is taken where none is given
@@ -58,7 +60,7 @@ def schedule_graph(
     *,
     cluster: Cluster | str | None = None,
     estimate: Estimate | None = None,
-    limits: Limits | None = None,
+    limits: Limits | str | None = None,
     plan: Plan | None = None,
     merge: Merge = True,
     split: bool = True,
@@ -74,7 +76,9 @@ def schedule_graph(
     Nodes carry fake (or real) values in `meta["val"]`, as those of `make_fx`, AOTAutograd and
     `torch.export` do. `cluster` is what costs are for (default: one node of H100), `estimate`
     overrides its model for single nodes, `limits` bounds memory (default: not above the peak of the
-    graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit.
+    graph as it is), `plan` is applied as it is, without solving, and refused if it does not fit;
+    its figures are then those for `cluster` and `estimate`, if either is given, and other options
+    must not contradict it.
     `merge` says whether collectives may become one: `True` in any way, `"coalesced"` or `"copied"`
     in that way alone. Those that activations go through are split into pieces, with the work around
     them, where that makes the step shorter, unless `split` is False.
@@ -89,6 +93,10 @@ def schedule_graph(
         gm, plan = undertow.schedule_graph(gm, cluster="8xh100x8", limits=Limits.parse("+5%"))
         print(plan.captured.exposed_ns, plan.planned.exposed_ns)
     """
+    limits = limits_of(limits)
+    if plan is not None:
+        _check_beside(plan, limits, merge, manual)
+    _check_donated(gm.graph, donated)
     made = schedule_nodes(
         gm.graph,
         cluster=cluster,
@@ -105,6 +113,33 @@ def schedule_graph(
     )
     gm.recompile()
     return gm, made
+
+
+def _check_beside(plan: Plan, limits: Limits | None, merge: Merge, manual: Sequence[Entry]) -> None:
+    """Refuse what a Plan cannot do when it is applied as it is."""
+    if not isinstance(plan, Plan):
+        raise OrderError(
+            f"plan is a {type(plan).__name__}; Plan.from_json makes a Plan of what to_json gave"
+        )
+    for option, own in contradictions(plan, limits, merge):
+        raise refuse_beside(f"{option}=", own)
+    if manual:
+        raise refuse_beside("manual=", "is there already")
+
+
+def _check_donated(graph: fx.Graph, donated: Collection[str]) -> None:
+    if isinstance(donated, str):
+        raise ProgramError(f"donated is the text {donated!r}; give a list of names")
+    known = [node.name for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    for name in donated:
+        if name not in known:
+            raise ProgramError(f"donated: {unknown_name('placeholder', str(name), known)}")
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    """What a reader of predictions should know: each is said once in a process."""
+    _log.warning("%s", sentence)
 
 
 @without_collections
@@ -129,45 +164,73 @@ def schedule_nodes(
     """`schedule_graph` for a graph without its module. `measured` sources are asked after
     `estimate` and before the model; `fuses` says that pointwise work will run fused; `decisions`
     are those of other ranks on what to issue, which are followed."""
-    block_copies(graph)
     converted = convert(graph, groups, donated=donated, module_of=module_of)
+    for note in converted.notes:
+        _say_once(note)
     may_split = split and not manual and (plan is None or bool(plan.splits))
     work = find_row_work(converted) if may_split else None
-    if plan is not None:
-        splitting = Splitting(work.splittable) if work is not None else None
-        divided = split_as_planned(converted.program, plan, splitting)
-        merged, order = apply_plan(converted.program, plan, _as_it_is, divided)
-        _write_back(converted, work, divided, merged, order)
-        return plan
-    solution = decide(
-        converted,
-        cluster,
-        estimate,
-        limits or Limits(),
-        merge,
-        agree,
-        manual,
-        work,
-        measured,
-        fuses,
-        decisions,
-    )
-    if converted.program.starts:
-        _write_back(converted, work, solution.divided, solution.merged, solution.order)
+    if plan is None:
+        solution = decide(
+            converted,
+            cluster,
+            estimate,
+            limits or Limits(),
+            merge,
+            agree,
+            manual,
+            work,
+            measured,
+            fuses,
+            decisions,
+        )
+    elif cluster is None and estimate is None:
+        solution = _applied(converted.program, plan, work)
+    else:
+        solution = _applied_priced(converted, plan, work, cluster, estimate, measured, fuses)
+    for sentence in shortfalls(solution.plan, solution.merged.program, solution.order):
+        _log.warning("%s", sentence)
+    if converted.program.starts or plan is not None:
+        block_copies(graph)  # not before: what is refused leaves the graph as it was
+        if solution.divided is not None:
+            assert work is not None
+            converted = divide(work, solution.divided)
+        rewrite(converted, solution.merged, solution.order)
     return solution.plan
 
 
-def _write_back(
+def _applied(program: Program, plan: Plan, work: RowWork | None) -> Solution:
+    """What a Plan stands for where nobody says what it costs: its times are those that it was made
+    with, its memory is counted."""
+    splitting = Splitting(work.splittable) if work is not None else None
+    counted = apply_solution(program, plan, _as_it_is, splitting)
+    return replace(
+        counted,
+        plan=replace(
+            plan,
+            captured=replace(plan.captured, peak_nbytes=counted.plan.captured.peak_nbytes),
+            planned=replace(plan.planned, peak_nbytes=counted.plan.planned.peak_nbytes),
+        ),
+    )
+
+
+def _applied_priced(
     converted: Converted,
+    plan: Plan,
     work: RowWork | None,
-    divided: Divided | None,
-    merged: Merged,
-    order: Order,
-) -> None:
-    if divided is not None:
-        assert work is not None
-        converted = divide(work, divided)
-    rewrite(converted, merged, order)
+    cluster: Cluster | str | None,
+    estimate: Estimate | None,
+    measured: Sequence[Source],
+    fuses: bool,
+) -> Solution:
+    """What a Plan stands for, with the figures for the costs at hand. Nothing is decided on these:
+    ranks need not agree on them."""
+    target = _cluster_of(cluster, converted.program)
+    sources = (*sources_of(converted, estimate, target), *measured)
+    program = _priced(converted.program, target, sources, fuses)
+    splitting = None
+    if work is not None and work.splittable:
+        splitting = Splitting(work.splittable, _piece_pricer(target, sources))
+    return apply_solution(program, plan, repricer(target, sources), splitting)
 
 
 def decide(
@@ -186,12 +249,9 @@ def decide(
     """Price and solve the Program of a graph; the graph stays as it is. `work` is what may be
     split, None for nothing."""
     program = converted.program
-    if cluster is None:
-        cluster = _cluster_for(program)
-    elif isinstance(cluster, str):
-        cluster = Cluster.parse(cluster)
+    cluster = _cluster_of(cluster, program)
     sources = (*sources_of(converted, estimate, cluster, agree), *measured)
-    priced = price(program, cluster, sources, fuses).program
+    priced = _priced(program, cluster, sources, fuses)
     if not program.starts:  # nothing to hide: the captured order, with its figures
         solution = solve(priced, replace(limits, steps=0), should_merge=False)
         return replace(solution, plan=replace(solution.plan, limits=limits))
@@ -204,11 +264,27 @@ def decide(
         return solution_of(priced, limits, made.merged, made.order, reprice)
     if decisions is not None:
         merged, order = follow(priced, decisions, limits, reprice)
-        return solution_of(priced, limits, merged, order, reprice)
+        found = solution_of(priced, limits, merged, order, reprice)
+        return replace(found, plan=_with_limit_of(found.plan, priced))
     splitting = None
     if work is not None and work.splittable:
         splitting = Splitting(work.splittable, _piece_pricer(cluster, sources))
     return solve(priced, limits, reprice=reprice, splitting=splitting)
+
+
+def _with_limit_of(plan: Plan, program: Program) -> Plan:
+    """What ranks must issue alike goes before the limit on memory: the Plan says what that took."""
+    allowed, peak = plan.limits.allowed_peak(program), plan.planned.peak_nbytes
+    if allowed is None or peak <= max(allowed, plan.captured.peak_nbytes):
+        return plan
+    return replace(plan, limits=replace(plan.limits, peak_bytes=peak, peak_ratio=None))
+
+
+def _priced(program: Program, cluster: Cluster, sources: Sequence[Source], fuses: bool) -> Program:
+    found = price(program, cluster, sources, fuses)
+    for assumption in found.assumptions:
+        _say_once(f"costs rest on an assumption: {assumption}")
+    return found.program
 
 
 def _piece_pricer(cluster: Cluster, sources: Sequence[Source]) -> PriceProgram:
@@ -226,12 +302,31 @@ def sources_of(
     """A user's estimates as a source of costs for the tasks of this graph."""
     if estimate is None:
         return ()
+    _check_estimate(estimate)
     source = _source(converted, estimate, cluster)
     return (source if agree is None else agreed(converted.program, source, agree, cluster),)
 
 
+def _check_estimate(estimate: Estimate) -> None:
+    wanted = "give a function of a node and nbytes=None that returns seconds or None"
+    if not callable(estimate):
+        raise CostError(f"estimate is {estimate!r}; {wanted}")
+    try:
+        signature = inspect.signature(estimate)
+    except (TypeError, ValueError):  # of what is not Python
+        return
+    try:
+        signature.bind(None)
+        signature.bind(None, nbytes=0)
+    except TypeError as error:
+        raise CostError(
+            f"estimate cannot be asked about a node and a size, estimate(node, nbytes=4096): "
+            f"{error}; {wanted}"
+        ) from error
+
+
 def _as_it_is(task: Task, ranks: tuple[int, ...]) -> Task:
-    """A Plan is applied whatever it costs."""
+    """Where nobody asks what a Plan costs."""
     return task
 
 
@@ -278,6 +373,12 @@ def _source(converted: Converted, estimate: Estimate, cluster: Cluster) -> Funct
         return None if whole is None or share is None else whole * share
 
     return FunctionSource(seconds, name="estimate")
+
+
+def _cluster_of(cluster: Cluster | str | None, program: Program) -> Cluster:
+    if cluster is None:
+        return _cluster_for(program)
+    return Cluster.parse(cluster) if isinstance(cluster, str) else cluster
 
 
 def _cluster_for(program: Program) -> Cluster:

@@ -4,6 +4,7 @@ from undertow.planner.capturing import Capture, CapturedProgram, capture_step
 from undertow.planner.settings import DTYPES, StepSettings, settings_for
 from undertow.planner.step import (
     PlannedStep,
+    origin_of_applied,
     plan,
     predict,
     summarise_solution,
@@ -17,6 +18,7 @@ __all__ = [
     "PlannedStep",
     "StepSettings",
     "capture_step",
+    "origin_of_applied",
     "plan",
     "predict",
     "settings_for",

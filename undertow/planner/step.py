@@ -31,9 +31,10 @@ from undertow.progress import Clock, Progress, silent
 from undertow.report.collectives import PlannedCollective, planned_collectives
 from undertow.report.summary import Summary, summarise
 from undertow.schedule.buckets import Reprice, propose_of_size
-from undertow.schedule.limits import Limits
+from undertow.schedule.limits import Limits, limits_of
 from undertow.schedule.manual import Entry, plan_manually
-from undertow.schedule.plan import Plan
+from undertow.schedule.plan import Plan, contradictions, refuse_beside
+from undertow.schedule.shortfall import shortfalls
 from undertow.schedule.solve import Solution, apply_solution, solution_of, solve
 from undertow.schedule.splits import Splitting
 from undertow.schedule.statistics import plan_statistics
@@ -110,6 +111,13 @@ class PlannedStep:
         return planned_collectives(self.program, found, self.planned)
 
     @property
+    def shortfalls(self) -> tuple[str, ...]:
+        """A sentence for each limit that the planned step does not keep, since nothing does."""
+        if self.solution is None:
+            return ()
+        return shortfalls(self.solution.plan, self.solution.merged.program, self.solution.order)
+
+    @property
     def split_collectives(self) -> int:
         """How many of the captured collectives the planned step runs in pieces."""
         if self.solution is None:
@@ -127,6 +135,8 @@ class PlannedStep:
             "split_collectives": self.split_collectives,
             "fits": self.solution.timeline.peak_nbytes <= self.device_nbytes,
             "digest": self.solution.plan.digest,
+            "limit_bytes": self.solution.plan.limits.allowed_above(self.timeline.peak_nbytes),
+            "shortfalls": list(self.shortfalls),
         }
 
 
@@ -143,7 +153,7 @@ def plan(
     checkpoint: bool = False,
     reshard_after_forward: bool = True,
     device_nbytes: int | None = None,
-    limits: Limits | None = None,
+    limits: Limits | str | None = None,
     merge: bool = True,
     bucket_nbytes: int | None = None,
     split: bool = True,
@@ -164,12 +174,15 @@ def plan(
     are merged, and split with the work around them, where that helps, unless `merge` or `split` is
     False; `bucket_nbytes` fixes the size of buckets (inputs on one rank) instead of choosing, and
     nothing is split then. `manual` names modules by path (`layers.*`) whose collectives are merged
-    and prefetched by a fixed rule instead. `schedule` may be a Plan, which is applied instead, or
-    False for the captured order alone.
+    and prefetched by a fixed rule instead. `schedule` may be a Plan, which is applied instead (what
+    contradicts it is refused), or False for the captured order alone.
 
         step = undertow.plan("llama3-8b", "8xh100x8", "fsdp", seq=8192)
         print(step.summary.headline(), step.planned.headline())
     """
+    limits = limits_of(limits)
+    if isinstance(schedule, Plan):
+        _check_beside(schedule, limits, merge, bucket_nbytes, manual)
     target = Cluster.parse(cluster) if isinstance(cluster, str) else cluster
     settings = settings_for(
         model if isinstance(model, str) else getattr(model, "__name__", "model"),
@@ -203,7 +216,43 @@ def plan(
     if not isinstance(model, str) or not isinstance(cluster, str) or sources:
         return step
     origin = _origin(settings, cluster, limits or Limits(), merge, bucket_nbytes)
-    return with_origin(step, origin if split else origin | {"no_split": True})
+    if not split:
+        origin["no_split"] = True
+    if isinstance(schedule, Plan):
+        origin = origin_of_applied(origin, schedule)
+    return with_origin(step, origin)
+
+
+def _check_beside(
+    plan: Plan,
+    limits: Limits | None,
+    merge: bool,
+    bucket_nbytes: int | None,
+    manual: Sequence[Entry],
+) -> None:
+    """Refuse what a Plan cannot do when it is applied as it is."""
+    for option, own in contradictions(plan, limits, merge):
+        raise refuse_beside(option, own)
+    for option, is_given in (
+        ("bucket_nbytes", bucket_nbytes is not None),
+        ("manual", bool(manual)),
+    ):
+        if is_given:
+            raise refuse_beside(option, "has its buckets")
+
+
+_DECIDES = ("memory", "no_merge", "no_split", "bucket", "manual")  # options that a Plan depends on
+
+
+def origin_of_applied(origin: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """What a Plan that was applied is made from: the step and the cluster are those at hand, what
+    it was decided under is its own."""
+    step = {name: value for name, value in origin.items() if name not in _DECIDES}
+    own = {name: plan.origin[name] for name in _DECIDES if name in plan.origin}
+    own.pop("memory", None)
+    if plan.limits.memory_text() != Limits().memory_text():
+        own["memory"] = plan.limits.memory_text()
+    return {**step, **own}
 
 
 def with_origin(step: PlannedStep, origin: Mapping[str, Any]) -> PlannedStep:
@@ -273,7 +322,9 @@ def predict(
                 captured.splittable, lambda divided: price(divided, cluster, sources).program
             )
         if isinstance(schedule, Plan):
-            solution = apply_solution(priced.program, schedule, reprice, splitting)
+            solution = apply_solution(
+                priced.program, schedule, reprice if merge else None, splitting
+            )
         elif manual:
             solution, notes = _by_hand(priced.program, manual, limits, reprice if merge else None)
             captured = replace(captured, notes=(*captured.notes, *notes))

@@ -35,6 +35,7 @@ class Case:
     tokens_per_second_and_rank: float
     utilisation: float
     fits: bool
+    shortfalls: tuple[str, ...] = ()  # limits that it does not keep, a sentence each
 
     @property
     def exposed_share(self) -> float:
@@ -75,6 +76,8 @@ def sweep_report(rows: Sequence[Row]) -> Iterator[RenderableType]:
     for row in rows:
         if row.error:
             yield f"failed: {row.name}: {row.error}"
+        for sentence in row.case.shortfalls if row.case else ():
+            yield f"note: {row.name}: {sentence}"
 
 
 def sweep_table(rows: Sequence[Row]) -> Table:

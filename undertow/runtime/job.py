@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from undertow.cost.cluster import Cluster
 from undertow.cost.device import load_devices
-from undertow.runtime.notices import say_once
+from undertow.notices import say_once
 
 _UNKNOWN = "h100"  # what an accelerator that we have no figures for is taken to be
 

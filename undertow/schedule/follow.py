@@ -14,6 +14,7 @@ from undertow.errors import OrderError, ProgramError
 from undertow.program import Order, Program, stream_sequences
 from undertow.schedule.buckets import Bucket, Merged, Reprice, merge
 from undertow.schedule.collective_order import pin_collectives, restore_sequences
+from undertow.schedule.fields import many, names, of, table
 from undertow.schedule.limits import Limits
 from undertow.schedule.plan import Plan, bucket_json, read_bucket
 from undertow.schedule.solve import solve
@@ -29,9 +30,10 @@ class Decisions:
     def with_group(self, group: str, data: Any) -> Decisions:
         """The same with one group's decisions as `group_json` gave them."""
         try:
-            buckets = tuple(read_bucket(bucket) for bucket in data["buckets"])
-            sequence = tuple(data["sequence"])
-        except (KeyError, TypeError) as error:
+            decided = table(data, group)
+            buckets = of(decided, "buckets", lambda found, name: many(found, name, read_bucket))
+            sequence = of(decided, "sequence", names)
+        except ProgramError as error:
             raise ProgramError(
                 f"decisions on collectives do not have the right form: {error}"
             ) from error
@@ -98,7 +100,7 @@ def _in_sequence(program: Program, order: Order, sequences: Mapping[str, Sequenc
     """The order with these sequences, whatever that takes in memory: ranks must not differ."""
     restored = restore_sequences(program, order, sequences, Limits(peak_ratio=None))
     issued = stream_sequences(program, restored)
-    for group, names in sequences.items():
-        if issued[group] != tuple(names):
+    for group, wanted in sequences.items():
+        if issued[group] != tuple(wanted):
             raise OrderError(f"the collectives of group {group!r} cannot be issued as others do")
     return restored

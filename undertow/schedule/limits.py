@@ -6,15 +6,19 @@ Budgets are counted in steps and never in seconds, so that every rank stops at t
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from undertow.errors import UndertowError
 from undertow.program import Order, Program, profile_memory
+from undertow.schedule.fields import MOST
 from undertow.units import parse_nbytes
 
 _PERCENT = re.compile(r"\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+_LARGEST_RATIO = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,19 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("peak_bytes", "peak_ratio", "in_flight_bytes", "steps"):
             value = getattr(self, name)
-            if value is not None and value < 0:
+            if value is None and name != "steps":
+                continue
+            is_ratio = name == "peak_ratio"
+            if isinstance(value, bool) or not isinstance(value, (int, float) if is_ratio else int):
+                wanted = "a number such as 1.05" if is_ratio else "a whole number"
+                hint = '; Limits.parse("70GiB") reads text' if isinstance(value, str) else ""
+                raise UndertowError(f"the limit {name} is {value!r}; give {wanted}{hint}")
+            if value < 0:
                 raise UndertowError(f"the limit {name} is {value}; it cannot be negative")
+            if value != value:
+                raise UndertowError(f"the limit {name} is no number at all (NaN)")
+            if value > (_LARGEST_RATIO if is_ratio else MOST):
+                raise UndertowError(f"the limit {name} is {value}: more than makes sense here")
 
     @staticmethod
     def parse(text: str) -> Limits:
@@ -44,7 +59,7 @@ class Limits:
         percent = _PERCENT.fullmatch(text)
         if percent is not None:
             change = Fraction(percent[2]) / 100
-            return Limits(peak_ratio=float(1 + change if percent[1] == "+" else 1 - change))
+            return Limits(peak_ratio=_ratio(1 + change if percent[1] == "+" else 1 - change))
         try:
             return Limits(peak_bytes=parse_nbytes(text))
         except UndertowError as error:
@@ -81,6 +96,24 @@ class Limits:
     def fixed_for(self, program: Program) -> Limits:
         """The same limits with the peak in bytes: asked often, computed once."""
         return replace(self, peak_bytes=self.allowed_peak(program), peak_ratio=None)
+
+
+def _ratio(exact: Fraction) -> float:
+    """No percentage is too large to be refused as a limit."""
+    return float(exact) if exact <= _LARGEST_RATIO else math.inf
+
+
+def limits_of(given: Limits | str | None) -> Limits | None:
+    """Limits as a user may give them: as text too.
+
+    >>> limits_of("+5%") == Limits(peak_ratio=1.05)
+    True
+    """
+    if isinstance(given, str):
+        return Limits.parse(given)
+    if given is not None and not isinstance(given, Limits):
+        raise UndertowError(f"limits is {given!r}; give Limits(...) or a text such as '+5%'")
+    return given
 
 
 def in_flight_nbytes(program: Program, start: int) -> int:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, cast, get_args
 
 import numpy as np
 
-from undertow.errors import OrderError, ProgramError
-from undertow.program import Order, Program, stream_sequences, verify
+from undertow.errors import OrderError, ProgramError, UndertowError, unknown_name
+from undertow.program import Order, Program, profile_memory, stream_sequences, verify
 from undertow.program.model import IntArray, listed
 from undertow.schedule.buckets import Bucket, How, Merged, Reprice, bucket_key, merge
-from undertow.schedule.limits import Limits
+from undertow.schedule.fields import many, names, of, table, text, whole
+from undertow.schedule.limits import Limits, peak_in_flight
 from undertow.schedule.splits import Divided, Split, Splitting, split
 
 _FORMAT = "undertow plan"
@@ -64,7 +65,7 @@ class Plan:
             "bound_ns": self.bound_ns,
             "digest": self.digest,
             "buckets": [bucket_json(bucket) for bucket in self.buckets],
-            "splits": [asdict(split) for split in self.splits],
+            "splits": [{"pieces": s.pieces, "tasks": list(s.tasks)} for s in self.splits],
             "order": list(self.order),
         }
 
@@ -76,26 +77,67 @@ class Plan:
             raise ProgramError(
                 f"this plan is of version {data.get('version')!r}; this undertow reads {_VERSION}"
             )
-        origin = data.get("origin", {})
-        if not isinstance(origin, dict):
-            raise ProgramError(
-                'the plan\'s JSON does not have the right form: "origin" is no table'
-            )
         try:
             return Plan(
-                data["program"],
-                tuple(data["order"]),
-                tuple(read_bucket(bucket) for bucket in data["buckets"]),
-                Limits(**data["limits"]),
-                Figures(**data["captured"]),
-                Figures(**data["planned"]),
-                data["bound_ns"],
-                data["digest"],
-                origin,
-                tuple(Split(s["pieces"], tuple(s["tasks"])) for s in data.get("splits", ())),
+                of(data, "program", text),
+                of(data, "order", names),
+                of(data, "buckets", lambda found, name: many(found, name, read_bucket)),
+                of(data, "limits", _limits),
+                of(data, "captured", _figures),
+                of(data, "planned", _figures),
+                of(data, "bound_ns", whole),
+                of(data, "digest", text),
+                table(data.get("origin", {}), "origin"),
+                many(data.get("splits", []), "splits", _split),
             )
-        except (KeyError, TypeError) as error:
+        except ProgramError as error:
             raise ProgramError(f"the plan's JSON does not have the right form: {error}") from error
+
+
+def _limits(data: Any, name: str) -> Limits:
+    _check_known(table(data, name), name, Limits)
+    try:
+        return Limits(**data)
+    except UndertowError as error:
+        raise ProgramError(f'"{name}": {error}') from error
+
+
+def _figures(data: Any, name: str) -> Figures:
+    _check_known(table(data, name), name, Figures)
+    return Figures(*(of(data, field.name, whole, name) for field in fields(Figures)))
+
+
+def _check_known(data: dict[str, Any], name: str, wanted: type[Limits | Figures]) -> None:
+    known = [field.name for field in fields(wanted)]
+    for unknown in data.keys() - known:
+        raise ProgramError(f'"{name}": {unknown_name("field", unknown, known)}')
+
+
+def _split(data: Any, name: str) -> Split:
+    found = table(data, name)
+    return Split(of(found, "pieces", whole, name), of(found, "tasks", names, name))
+
+
+def contradictions(
+    plan: Plan, limits: Limits | None = None, merge: bool | How = True
+) -> Iterator[tuple[str, str]]:
+    """What was asked for beside a Plan, which is applied as it is, and is not in it: the name of
+    the option, and what the Plan says instead."""
+    if limits is not None and replace(limits, steps=0) != replace(plan.limits, steps=0):
+        own = "was made under other ones"
+        if limits.in_flight_bytes == plan.limits.in_flight_bytes:
+            own = f"was made under {plan.limits.memory_text()}"
+        yield "limits", own
+    ways = {bucket.how for bucket in plan.buckets} - {merge}
+    if merge is not True and ways:
+        yield "merge", f"merges collectives ({', '.join(sorted(ways))})"
+
+
+def refuse_beside(option: str, own: str) -> UndertowError:
+    """The error for an option that a Plan contradicts."""
+    return OrderError(
+        f"{option} contradicts the plan, which {own} and is applied as it is: leave out one of them"
+    )
 
 
 def program_digest(program: Program) -> str:
@@ -140,13 +182,14 @@ def _check_program(program: Program, plan: Plan) -> None:
 
 
 def apply_plan(
-    program: Program, plan: Plan, reprice: Reprice, divided: Divided | None = None
+    program: Program, plan: Plan, reprice: Reprice | None, divided: Divided | None = None
 ) -> tuple[Merged, Order]:
     """`program` with the plan's buckets, and its order; refused if the plan does not fit.
 
     `divided` is what `split_as_planned` made of the program, if the plan has splits.
     """
     _check_program(program, plan)
+    captured = program
     if divided is not None:
         program = divided.program
     _check_buckets(program, plan.buckets)
@@ -160,7 +203,38 @@ def apply_plan(
             "the plan's digest does not fit its order: the file was edited without it; remove "
             "the edit or plan anew"
         )
+    _check_memory(captured, plan, merged.program, order)
     return merged, order
+
+
+def _check_memory(captured: Program, plan: Plan, scheduled: Program, order: Order) -> None:
+    """Within the limit that the plan was made under, or where not even the captured order is,
+    within what that takes; the figures in the file have no say."""
+    most = _most(captured, plan.limits)
+    if most is None:
+        return
+    peak = profile_memory(scheduled, order).peak_nbytes
+    if peak > most:
+        raise OrderError(
+            f"the plan's order takes {peak:,} bytes at its peak, {peak - most:,} more than the "
+            f"{most:,} of the limit that it was made under; remove the edit or plan anew"
+        )
+
+
+def _most(program: Program, limits: Limits) -> int | None:
+    """The largest peak that a plan under these limits has, in bytes; None if any may be.
+
+    Over a limit that the captured order exceeds, a scheduler goes no further than that order does,
+    in memory at the peak and in flight together.
+    """
+    allowed = limits.allowed_peak(program)
+    if allowed is None:
+        return None
+    order = Order.captured(program)
+    over = max(profile_memory(program, order).peak_nbytes - allowed, 0)
+    if limits.in_flight_bytes is not None:
+        over += max(peak_in_flight(program, order) - limits.in_flight_bytes, 0)
+    return allowed + over
 
 
 def _check_buckets(program: Program, buckets: Sequence[Bucket]) -> None:
@@ -187,15 +261,23 @@ def bucket_json(bucket: Bucket) -> dict[str, Any]:
     return {"members": list(bucket.members), "how": bucket.how}
 
 
-def read_bucket(data: Any) -> Bucket:
+def read_bucket(data: Any, name: str = "buckets") -> Bucket:
     """Plans that know no other way than coalesced list the members alone."""
+    how: How = "coalesced"
     if isinstance(data, list):
-        return Bucket(tuple(data))
-    if data["how"] not in get_args(How):
-        raise ProgramError(
-            f"the plan has a bucket that is {data['how']!r}; one is {' or '.join(get_args(How))}"
-        )
-    return Bucket(tuple(data["members"]), data["how"])
+        members = names(data, name)
+    else:
+        members = of(table(data, name), "members", names, name)
+        asked = of(data, "how", text, name)
+        ways = get_args(How)
+        if asked not in ways:
+            raise ProgramError(
+                f'"{name}" is a bucket that is {asked!r}; one is {" or ".join(ways)}'
+            )
+        how = cast(How, asked)
+    if len(members) < 2:
+        raise ProgramError(f'"{name}" is a bucket of {len(members)}; it takes two collectives')
+    return Bucket(members, how)
 
 
 def _index(program: Program, name: str) -> int:

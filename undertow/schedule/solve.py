@@ -18,10 +18,10 @@ from operator import le
 
 from undertow.errors import OrderError
 from undertow.garbage import without_collections
+from undertow.notices import say_once
 from undertow.program import Order, Program, Timeline, simulate, verify
 from undertow.program.flat import step_of
 from undertow.program.model import IntArray
-from undertow.runtime.notices import say_once
 from undertow.schedule.beam import beam
 from undertow.schedule.buckets import Bucket, Merged, Reprice, alone
 from undertow.schedule.candidates import (
@@ -355,16 +355,23 @@ def solution_of(
 
 
 def apply_solution(
-    program: Program, plan: Plan, reprice: Reprice, splitting: Splitting | None = None
+    program: Program, plan: Plan, reprice: Reprice | None, splitting: Splitting | None = None
 ) -> Solution:
-    """The schedule that a saved Plan stands for, without solving; OrderError if it does not fit."""
+    """The schedule that a saved Plan stands for, without solving; OrderError if it does not fit.
+
+    Its Plan decides the same; the figures and the bound are those for the costs at hand, which may
+    be other ones than it was made with.
+    """
     divided = split_as_planned(program, plan, splitting)
     merged, order = apply_plan(program, plan, reprice, divided)
     timeline = simulate(merged.program, order)
-    allowed = plan.limits.allowed_peak(program)
-    if allowed is not None:
-        verify(merged.program, order, peak_nbytes=max(allowed, plan.planned.peak_nbytes))
-    return Solution(plan, merged, order, timeline, divided)
+    if splitting is not None and splitting.splittable:
+        bound_ns = bound_for_any_splitting(program, reprice, splitting.splittable)
+    else:
+        bound_ns = bound_for_any_merging(program, reprice)
+    captured, planned = _figures(simulate(program)), _figures(timeline)
+    applied = replace(plan, captured=captured, planned=planned, bound_ns=bound_ns)
+    return Solution(applied, merged, order, timeline, divided)
 
 
 def _lowered(best: Candidate, bounds: Bounds) -> Candidate:

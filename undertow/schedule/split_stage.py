@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from undertow.errors import OrderError
+from undertow.notices import say_once
 from undertow.program import Kind, Program, Timeline, renumbered, simulate
 from undertow.program.model import IntArray
-from undertow.runtime.notices import say_once
 from undertow.schedule.repeats import Folded
 from undertow.schedule.split_region import choose_split, divides
 from undertow.schedule.splits import (
