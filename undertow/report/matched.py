@@ -267,7 +267,7 @@ def _match_at(
         compute = [i for i in order.tasks[after_place + 1 : place] if _op_of(program, i)]
         between = [call for call in calls[before + 1 : until] if not call.is_anchor]
         found |= {task: [call] for task, call in _aligned(program, compute, between)}
-    refusal = _doubts(program, order, found, len(wanted))
+    refusal = _doubts(program, order, calls, found, len(wanted))
     if refusal:
         return refusal
     if not is_all:
@@ -305,37 +305,68 @@ def _aligned(
 ) -> list[tuple[int, _Call]]:
     """Compute tasks and the operators that they are, in order; from the last one on, since what an
     exchange copies comes before what the graph does."""
-    ops = [_op_of(program, task) for task in tasks]
-    known = set(ops)
-    calls = [call for call in calls if call.what in known]
+    wanted, known = _keys(program, tasks, calls)
     pairs = []
     at = len(calls)
-    for task, op in zip(reversed(tasks), reversed(ops), strict=True):
-        at = next((k for k in range(at - 1, -1, -1) if calls[k].what == op), -1)
+    for task, key in zip(reversed(tasks), reversed(wanted), strict=True):
+        at = next((k for k in range(at - 1, -1, -1) if known[k] == key), -1)
         if at < 0:
             break
         pairs.append((task, calls[at]))
     if len(pairs) == len(tasks):
         return pairs
-    whats = [call.what for call in calls]
-    blocks = difflib.SequenceMatcher(None, ops, whats, autojunk=False).get_matching_blocks()
-    return [(tasks[b.a + k], calls[b.b + k]) for b in blocks for k in range(b.size)]
+    needed = set(wanted)
+    kept = [k for k, key in enumerate(known) if key in needed]
+    has = [known[k] for k in kept]
+    blocks = difflib.SequenceMatcher(None, wanted, has, autojunk=False).get_matching_blocks()
+    return [(tasks[b.a + k], calls[kept[b.b + k]]) for b in blocks for k in range(b.size)]
+
+
+_Key = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+def _keys(
+    program: Program, tasks: Sequence[int], calls: Sequence[_Call]
+) -> tuple[list[_Key], list[_Key]]:
+    """What tasks and calls are compared by: operators; for products their sizes too, where the
+    trace has them."""
+    products = {
+        work.op: len(work.inputs)
+        for work in (_product(program, task) for task in tasks)
+        if work and any(call.shapes for call in calls)
+    }
+    wanted = []
+    for task in tasks:
+        work, op = _product(program, task), _op_of(program, task)
+        wanted.append((op, work.inputs if work and op in products else ()))
+    # The result may be given as well.
+    return wanted, [(call.what, call.shapes[: products.get(call.what, 0)]) for call in calls]
+
+
+def _product(program: Program, task: int) -> Work | None:
+    work = program.tasks[task].work
+    is_product = isinstance(work, Work) and work.op_class is OpClass.MATMUL
+    return work if is_product and isinstance(work, Work) else None
 
 
 def _doubts(
-    program: Program, order: Order, found: dict[int, list[_Call]], agreed: int
+    program: Program,
+    order: Order,
+    calls: Sequence[_Call],
+    found: dict[int, list[_Call]],
+    agreed: int,
 ) -> _Refusal | None:
     """Why calls that agree in their collectives are still of another graph."""
     if not found:
         return _Refusal(agreed, "none of its tasks has an operator or a collective in it")
     for start in program.starts:
-        work, calls = program.tasks[start].work, found[start]
+        work, own = program.tasks[start].work, found[start]
         wanted = work.nbytes if isinstance(work, Collective) else None
-        if wanted and len(calls) == 1 and calls[0].nbytes not in (0, wanted):
+        if wanted and len(own) == 1 and own[0].nbytes not in (0, wanted):
             return _Refusal(
                 agreed,
                 f"the task '{program.tasks[start].name}' is {_article(_described(program, start))} "
-                f"of {format_nbytes(wanted)}, the trace's is of {format_nbytes(calls[0].nbytes)}",
+                f"of {format_nbytes(wanted)}, the trace's is of {format_nbytes(own[0].nbytes)}",
             )
     compute = [i for i in order.tasks if program.tasks[i].kind is Kind.COMPUTE]
     missing = [i for i in compute if i not in found]
@@ -344,17 +375,16 @@ def _doubts(
         named = f"first '{program.tasks[missing[0]].name}' ({_op_of(program, missing[0])})"
         counts = f"{len(missing)} of its {len(compute)} tasks"
         return _Refusal(agreed, f"{counts} have no operator in it, {named}")
-    for i in compute:
-        work = program.tasks[i].work
-        if i not in found or not isinstance(work, Work) or work.op_class is not OpClass.MATMUL:
-            continue
-        shapes = found[i][0].shapes
-        if shapes and work.inputs and shapes != work.inputs:
-            return _Refusal(
-                agreed,
-                f"the task '{program.tasks[i].name}' is {work.op} of {_sizes(work.inputs)}, "
-                f"the trace's is of {_sizes(shapes)}",
-            )
+    products = [(i, work) for i in compute if (work := _product(program, i))]
+    if not any(i in found for i, _ in products):
+        for i, work in products:
+            call = next((call for call in calls if call.what == work.op and call.shapes), None)
+            if call:  # else it was fused
+                return _Refusal(
+                    agreed,
+                    f"the task '{program.tasks[i].name}' is {work.op} of {_sizes(work.inputs)}, "
+                    f"the trace's is of {_sizes(call.shapes[: len(work.inputs)])}",
+                )
     return None
 
 
