@@ -23,7 +23,7 @@ from undertow.schedule.splits import Splitting
 
 ROOT = Path(__file__).parents[2]
 WITH_SPLITS = (105, 128, 219, 278, 369, 398, 485, 549, 554, 558, 603, 681, 712, 733, 783, 788)
-GENERATED = (*range(60), *WITH_SPLITS)  # the seeds of the Programs that other processes solve
+GENERATED = (*range(120), *WITH_SPLITS)  # the seeds of the Programs that other processes solve
 
 
 def planned(seed: int) -> Plan:

@@ -274,21 +274,23 @@ def test_one_result_in_pieces_and_another_whole() -> None:
     one, two = b.buffer("one", 800), b.buffer("two", 800)
     start = b.start("s", group, reads=[b.input("x", 1600)], writes=[one, two], ns=1000)
     wait = b.wait("w", start)
-    made = [b.output(f"out{k}", 800) for k in range(3)]
+    made = [b.output(f"out{k}", 800) for k in range(4)]
     rows = Sliced(wait, one, 800, True, False)
     table = {start: Division(8, ())}
-    for k, more in enumerate([(), (Sliced(wait, two, 800, False, False),), (rows,)]):
-        reads = [one] if k == 2 else [one, two]
+    columns = Sliced(wait, one, 800, False, False)
+    for k, more in enumerate([(), (Sliced(wait, two, 800, False, False),), (rows,), (columns,)]):
+        reads = [one] if k >= 2 else [one, two]
         task = b.compute(f"c{k}", reads=reads, writes=[made[k]], ns=1000)
-        table[task] = Division(8, (rows, *more) if k < 2 else more)
+        table[task] = Division(8, more if k == 2 else (rows, *more))
     program = b.build()
-    made_of = split(program, [Split(2, ("s", "c0", "c1", "c2"))], Splittable(table)).program
+    made_of = split(program, [Split(2, ("s", "c0", "c1", "c2", "c3"))], Splittable(table)).program
     reads = {
         task.name: [made_of.buffers[buffer].name for buffer in task.reads] for task in made_of.tasks
     }
     assert sorted(reads["c0.1"]) == ["one.1", "two"]
     assert sorted(reads["c1.1"]) == ["one.1", "two"]
     assert reads["c2.1"] == ["one.1"]
+    assert sorted(reads["c3.1"]) == ["one", "one.1"]
 
 
 def test_pieces_are_not_merged_again() -> None:
