@@ -290,6 +290,8 @@ def test_a_plan_whose_order_was_edited_beyond_its_limit_is_refused(figure: int):
         apply_plan(program, edited, None)
     with pytest.raises(OrderError, match=message):
         apply_solution(program, edited, None)
+    with pytest.raises(OrderError, match="62 of the captured order, which is over the limit of 9"):
+        apply_plan(program, replace(edited, limits=Limits(peak_bytes=9)), None)
     free = replace(edited, limits=Limits(peak_ratio=None))
     assert apply_solution(program, free, None).timeline.peak_nbytes == 101
 

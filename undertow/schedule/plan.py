@@ -215,9 +215,13 @@ def _check_memory(captured: Program, plan: Plan, scheduled: Program, order: Orde
         return
     peak = profile_memory(scheduled, order).peak_nbytes
     if peak > most:
+        allowed = plan.limits.allowed_peak(captured)
+        what = "limit that it was made under"
+        if most != allowed:
+            what = f"captured order, which is over the limit of {allowed:,} already"
         raise OrderError(
             f"the plan's order takes {peak:,} bytes at its peak, {peak - most:,} more than the "
-            f"{most:,} of the limit that it was made under; remove the edit or plan anew"
+            f"{most:,} of the {what}; remove the edit or plan anew"
         )
 
 
