@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -421,3 +422,18 @@ def test_an_optimizer_whose_steps_leave_nothing_steps_as_ever_and_says_so_once(
     assert all(torch.equal(a, b) for a, b in pairs)
     assert carried.left == 0
     assert len(caplog.records) == 1
+
+
+def with_nothing_built(cache: str) -> tuple[float, int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNDERTOW_CACHE", cache)
+        return both(plain_steps)
+
+
+@pytest.mark.slow
+def test_what_is_met_while_kernels_are_built_holds_no_gradient(two: Ranks, tmp_path: Path) -> None:
+    """Autograd copies a gradient that somebody else holds: one of its callers' frames, say, which
+    an error that was met while backward was compiled may keep."""
+    for far, left in two.run(with_nothing_built, str(tmp_path), COMPILING):
+        assert far == 0
+        assert left > 4

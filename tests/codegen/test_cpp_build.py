@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import shutil
@@ -16,6 +17,7 @@ import torch
 
 from tests.loops.compiling import compile_function, same
 from undertow.codegen import cpp_build, kernels, kernels_dynamic, kernels_unit
+from undertow.codegen.libraries import Room
 from undertow.notices import counts
 
 UNIT = 'extern "C" i64 answer(void) { return 42; }\n'
@@ -395,3 +397,15 @@ def test_ranks_on_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -
     assert cpp_build.compilers_at_once() == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert cpp_build.compilers_at_once() == 1
+
+
+def test_a_unit_that_is_not_there_leaves_nothing_to_collect(cache: Path) -> None:
+    """A cycle would hold the frames of whoever compiles, and what these get to hold."""
+    room = Room.at(cache / "kernels")
+    gc.collect()
+    gc.disable()
+    try:
+        assert not room.has("0" * 40, "unit")
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

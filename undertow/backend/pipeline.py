@@ -6,6 +6,7 @@ what they are about to issue. Write: the Python module. Measuring, where asked f
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,6 +66,15 @@ _log = logging.getLogger(__name__)
 
 def compile_part(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Callable[..., Any]:
     """The function that runs this graph on a list of its inputs, which it empties."""
+    compiled = _compiled(gm, part, options)
+    if part.crossing is not None:
+        # An error that was met on the way may lie in a cycle, and hold the frames that called this:
+        # those hold gradients soon, which autograd then copies instead of handing them over.
+        gc.collect()
+    return compiled
+
+
+def _compiled(gm: fx.GraphModule, part: Part, options: BackendOptions) -> Callable[..., Any]:
     counts["graphs"] += 1
     clock = Clock()
     name_modules(gm.graph)

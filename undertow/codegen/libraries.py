@@ -44,7 +44,8 @@ class Room:
         try:
             handle = os.open(path, _READ | os.O_DIRECTORY)
         except OSError as error:
-            raise _explained(error, path) from error
+            _refuse_link(error, path)
+            raise
         status = os.fstat(handle)
         if fault := _fault(status, stat.S_ISDIR):
             os.close(handle)
@@ -82,7 +83,8 @@ class Room:
         try:
             handle = os.open(name, _READ, dir_fd=self.handle)
         except OSError as error:
-            raise _explained(error, self.path / name) from error
+            _refuse_link(error, self.path / name)
+            raise
         with open(handle, "rb") as file:
             if fault := _fault(os.fstat(handle), stat.S_ISREG):
                 raise PermissionError(f"{self.path / name} {fault}")
@@ -129,10 +131,10 @@ def _fault(status: os.stat_result, is_right: Callable[[int], bool]) -> str:
     return ""
 
 
-def _explained(error: OSError, path: Path) -> OSError:
-    """An error of `open`, with a sentence where the path is a link, which is not followed."""
-    is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink()
-    return PermissionError(f"{path} is a symbolic link") if is_link else error
+def _refuse_link(error: OSError, path: Path) -> None:
+    """A sentence where `open` failed since the path is a link, which is not followed."""
+    if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+        raise PermissionError(f"{path} is a symbolic link") from error
 
 
 def _refuse(why: str) -> None:
