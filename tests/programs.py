@@ -165,3 +165,19 @@ def count_kind(program: Program, kind: Kind) -> int:
 
 rngs = st.randoms(use_true_random=False)
 """A random.Random that hypothesis controls and shrinks."""
+
+
+TWO_GATHERS = """
+    group g
+    input w1 1B
+    input w2 1B
+    buffer f1 8B
+    buffer f2 8B
+    g1 start g 10us reads w1 writes f1
+    r1 wait g1
+    c1 compute 20us reads f1
+    g2 start g 10us reads w2 writes f2
+    r2 wait g2
+    c2 compute 20us reads f2
+"""
+"""Two layers of which the second is gathered behind the first only where both fit."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.programs import random_order, random_program
+from tests.programs import TWO_GATHERS, random_order, random_program
 from tests.report.steps import run, two_layers
 from undertow.program import Order, Timeline, parse_program, profile_memory, simulate, verify
 from undertow.program.model import START
@@ -148,21 +148,6 @@ def test_a_hidden_collective_has_no_reason() -> None:
     """)
     assert explain(timeline, timeline.program.index["gather"]) is None
     assert explain_all(timeline) == []
-
-
-TWO_GATHERS = """
-    group g
-    input w1 1B
-    input w2 1B
-    buffer f1 8B
-    buffer f2 8B
-    g1 start g 10us reads w1 writes f1
-    r1 wait g1
-    c1 compute 20us reads f1
-    g2 start g 10us reads w2 writes f2
-    r2 wait g2
-    c2 compute 20us reads f2
-"""
 
 
 def test_a_start_that_memory_holds_back_names_the_bytes_that_are_missing() -> None:

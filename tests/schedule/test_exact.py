@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.program.exact import all_orders
-from tests.programs import random_program
+from tests.programs import TWO_GATHERS, random_program
 from undertow.errors import UndertowError
 from undertow.program import (
     Machine,
@@ -48,19 +48,7 @@ def test_a_known_order_changes_the_way_and_not_the_answer(seed: int):
 
 
 def test_memory_is_traded_for_time():
-    program = parse_program("""
-        group g
-        input w1 1B
-        input w2 1B
-        buffer f1 8B
-        buffer f2 8B
-        g1 start g 10us reads w1 writes f1
-        r1 wait g1
-        c1 compute 20us reads f1
-        g2 start g 10us reads w2 writes f2
-        r2 wait g2
-        c2 compute 20us reads f2
-    """)
+    program = parse_program(TWO_GATHERS)
     assert solve_exact(program, ANY).total_ns == 50_000
     assert solve_exact(program, Limits()).total_ns == 60_000
     with pytest.raises(UndertowError, match="no order of this program fits"):
